@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 25 };
+enum { TM_ABI = 26 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -188,6 +188,37 @@ typedef struct {
   void* shared;           // memory that all ranks map, zeros at first, tm_shared_bytes(model) of it; null for one rank
 } TmModel;
 
+// The change of the rows [first, first + count) of one matrix by an adapter. Before bias and factors of the linear, their product p
+// becomes (p + scale * B A x) * factors + bias; without B it becomes A x, and `rank` is `count` then.
+typedef struct {
+  int32_t first, count;
+  int32_t rank, at;       // A x has its place from `at` on in a row that all changes of the matrix share
+  int32_t unit;           // rows of a unit of the matrix: `first` is where one begins
+  int32_t type;           // of A and B: FLOAT32, BFLOAT16 or FLOAT16
+  float scale;
+  const void* a;          // [rank, inputs, padded to PAD]; null without A, or where an earlier change at the same place has it
+  const void* b;          // of each unit tiles of 16 rows [rank][16]; null without
+  const float* factors;   // [count]; null without
+  const float* bias;      // [count]; null without
+} TmChange;
+
+// An adapter. The matrices of a model are numbered linear by linear, and expert by expert. The embedding of token i becomes
+// table[i] + scale * a[i] b, or the row of `rows` that it has in `ids`.
+typedef struct {
+  const TmChange* changes;
+  const int64_t* firsts;  // [num_matrices + 1]: changes [firsts[m], firsts[m + 1]) are of matrix m
+  int64_t num_matrices;
+  int32_t max_lowered;    // of one matrix: the end of all places of A x
+  int32_t rank, type;     // of the embedding: of a and b, 0 without; of all four tables
+  float scale;
+  const void* table;      // [vocab, hidden], null without
+  const void* a;          // [vocab, rank]
+  const void* b;          // [rank, hidden]
+  const void* rows;       // [num_ids, hidden]
+  const int64_t* ids;
+  int64_t num_ids;
+} TmAdapter;
+
 // After `count` tokens of a span the states are stored in a slot.
 typedef struct {
   int64_t count, slot;
@@ -200,6 +231,7 @@ typedef struct {
   const int64_t* slots;   // of the positions [0, start + count)
   int64_t state;          // slot of the states before the span; -1 where the text begins
   int64_t first_save, num_saves;  // in TmStep.saves, with rising counts; the last one is after all tokens
+  const TmAdapter* adapter;  // by which its tokens are computed; null without. There is one rank then
 } TmSpan;
 
 // One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it,

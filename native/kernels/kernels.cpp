@@ -9,6 +9,7 @@
 #include "products/products.h"
 #include "kernels/begin_step.h"
 #include "kernels/fit_grid.h"
+#include "kernels/low_rank.h"
 #include "kernels/quantize.h"
 #include "kernels/round_group.h"
 #include "kernels/rows.h"
@@ -57,6 +58,8 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     merge,
     add_rows,
     add_weighted,
+    lower,
+    raise,
     convolve,
     recur,
     argmax,

@@ -146,6 +146,11 @@ struct Kernels {
                 int n);
   void (*add)(float* x, const float* y, int n);
   void (*add_weighted)(float* x, const float* y, float weight, int n);
+  // out[t * stride + r] = the product of row r of A [rank, k], from <= r < to, and row t of x [count, k]. type: a Scheme.
+  void (*lower)(const void* a, int type, int k, const float* x, int count, int from, int to, float* out, int64_t stride);
+  // out[row] += scale * the product of row `row` of B, laid out in tiles as TmChange.b, and `lowered` [rank]. `out` has room for
+  // whole tiles.
+  void (*raise)(const float* lowered, int rank, const void* b, int type, float scale, float* out, int rows);
   void (*convolve)(const ConvolutionJob& job);
   void (*recur)(const RecurrenceJob& job);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest

@@ -366,3 +366,11 @@ void check_step(const TmModel& m, const TmStep& step) {
   }
   require(first == step.num_tokens, "the spans do not have all tokens");
 }
+
+void check_adapters(const Model& model, const TmStep& step) {
+  for (int i = 0; i < step.num_spans; i++) {
+    const TmAdapter* adapter = step.spans[i].adapter;
+    require(!adapter || model.shape.num_ranks == 1, "an adapter, and several ranks");
+    require(!adapter || adapter->num_matrices == model.first_matrix.back(), "an adapter of another model");
+  }
+}

@@ -3,6 +3,9 @@
 #pragma once
 #include "abi.h"
 
+struct Model;
+
 // Throws std::invalid_argument with the reason.
 void check_model(const TmModel& model);
 void check_step(const TmModel& model, const TmStep& step);
+void check_adapters(const Model& model, const TmStep& step);

@@ -53,6 +53,9 @@ Model::Model(const TmModel& description)
     (op.by_head ? max_by_head : max_chosen) = std::max(op.by_head ? max_by_head : max_chosen, op.chosen);
     max_experts = std::max(max_experts, op.experts);
   }
+  first_matrix.assign(ops.size() + 1, 0);
+  for (size_t i = 0; i < ops.size(); i++)
+    first_matrix[i + 1] = first_matrix[i] + (ops[i].kind == TM_LINEAR ? std::max(1, ops[i].experts) : 0);
   next_attention.resize(ops.size() + 1);
   for (size_t i = ops.size(); i-- > 0;) next_attention[i] = ops[i].kind == TM_ATTEND ? &ops[i] : next_attention[i + 1];
 }

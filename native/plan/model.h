@@ -42,6 +42,7 @@ struct Model {
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first
   std::vector<const TmOp*> next_attention;            // [op]: the first attention from this operation on, or null
+  std::vector<int> first_matrix;                      // [op], and the number of all matrices: see TmAdapter
 
   // Pairs of a token and an expert, or a head, in TM_GATHERED.
   int64_t max_pairs() const { return std::max(max_chosen, max_by_head); }

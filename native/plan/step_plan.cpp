@@ -12,6 +12,7 @@ void StepPlan::make(const Model& model, const TmStep& next_step, const int64_t* 
   step = &next_step, logit_rows = rows;
   small = step->num_tokens <= SMALL_STEP;
   place_spans(model);
+  note_adapters(model);
   tasks.resize(model.kv_heads.size());
   for (size_t i = 0; i < tasks.size(); i++) list_tasks(model.kv_heads[i], tasks[i]);
   assign_tasks(model);
@@ -32,6 +33,17 @@ void StepPlan::place_spans(const Model& model) {
     std::fill_n(span_of.begin() + span.first, span.count, i);
   }
   many_splits_ = splits >= 2 * model.num_threads();
+}
+
+void StepPlan::note_adapters(const Model& model) {
+  changed.assign(model.ops.size(), 0), lowered_stride = 0, adapted = false;
+  for (size_t i = 0; i < spans.size(); i++) {
+    const TmAdapter* adapter = spans[i].adapter;
+    if (!adapter || (i && adapter == spans[i - 1].adapter)) continue;
+    adapted = true, lowered_stride = std::max<int64_t>(lowered_stride, rounded(adapter->max_lowered, TILE));
+    for (size_t op = 0; op < changed.size(); op++)
+      changed[op] |= adapter->firsts[model.first_matrix[op + 1]] > adapter->firsts[model.first_matrix[op]];
+  }
 }
 
 // The tasks of a span that take longest come first. Where there are many splits, a task takes all kv heads of one, so that the

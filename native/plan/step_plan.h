@@ -42,8 +42,19 @@ struct StepPlan {
                                 // takes all kv heads of a split, so that this is the same for all layers:
   std::vector<std::vector<int>> tasks_of;         // [thread of all ranks]
   std::vector<std::vector<SlotRange>> slots_of;   // [thread]
+  bool adapted = false;                           // some span has an adapter
+  std::vector<char> changed;                      // [op]: a linear of which an adapter of this step changes a matrix
+  int64_t lowered_stride = 0;                     // columns of A x of all changes of a matrix
 
   void make(const Model& model, const TmStep& next_step, const int64_t* rows);
+
+  const TmAdapter* adapter_of(int token) const { return spans[(size_t)span_of[(size_t)token]].adapter; }
+  bool changes(size_t op) const { return adapted && changed[op]; }
+  // The layout of an activation buffer: adapters read float32, beside what the matrices read.
+  BufferLayout layout_of(const Model& model, int buffer) const {
+    const BufferLayout& own = model.buffers[buffer];
+    return {own.width, own.formats | (adapted ? 1 << AS_FLOAT32 : 0)};
+  }
 
   // Partial results of one split and one kv head lie together: by token, then by query head of the group, of which `first` is
   // the first.
@@ -58,6 +69,7 @@ struct StepPlan {
 
  private:
   void place_spans(const Model& model);
+  void note_adapters(const Model& model);
   void list_tasks(int kv_heads, std::vector<AttentionTask>& list) const;
   void assign_tasks(const Model& model);
   void assign(const AttentionTask& task, int number, size_t thread);

@@ -20,9 +20,11 @@ void finish(const TmOp& op, const TmUnit& unit, float* out, int offset) {
 
 void Worker::apply_epilogues(const TmOp& op) {
   PendingProducts& pending = scratch_.pending;
+  const bool is_changed = plan_.changes(op_number(op));
   for (int i = 0; i < pending.count; i++) {
     const PendingProduct& product = pending.list[i];
     float *out = pending.out.get() + product.offset, *gate = pending.gate.get() + product.offset;
+    if (is_changed) apply_changes(op, product, out, gate);
     if (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED)
       activate(op, product, out, gate);
     else

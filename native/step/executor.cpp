@@ -18,6 +18,7 @@ Executor::Executor(const TmModel& description)
 
 void Executor::run(const TmStep& step) {
   check_step(model_.shape, step);
+  check_adapters(model_, step);
   if (!ranks_.are_several()) return compute(step);
   compute(ranks_.publish(step));
   ranks_.give_logits(step);
@@ -48,7 +49,7 @@ void Executor::run_pass(const TmStep& pass, const int64_t* logit_rows) {
   plan_.make(model_, pass, logit_rows);
   memory_.reserve(model_, plan_);
   routing_.reserve(model_, pass.num_tokens);
-  for (ThreadScratch& scratch : scratch_) scratch.reserve(model_, plan_.small);
+  for (ThreadScratch& scratch : scratch_) scratch.reserve(model_, plan_);
   fill_queues();
   threads_.run([this](int thread) {
     const StayOnNode stay(model_.nodes, thread);

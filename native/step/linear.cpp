@@ -28,6 +28,7 @@ void Worker::linear(const TmOp& op, size_t number) {
   const int width = (int)rounded(op.inputs, PAD);
   Activations x = source(op.from).as(format_of(op.units[0].scheme), width);
   const int tokens = op.epilogue == TM_LOGITS ? plan_.step->num_rows : plan_.step->num_tokens;
+  if (plan_.changes(number)) lower(op);
   for (WorkItem item; (item = queues_.take(number, own_thread_)).owner >= 0;) {
     const std::vector<int>& units = model_.shares[number][(size_t)item.owner];
     const uint32_t count = (uint32_t)units.size(), round = item.index / count;

@@ -16,6 +16,7 @@ struct StepMemory {
   AlignedBuffer<float> streams;   // [tokens, streams, hidden_stride]
   AlignedBuffer<float> queries;   // [tokens, query heads, head_width] of a layer
   AlignedBuffer<float> attended;  // [tokens, attended_stride], of long spans
+  AlignedBuffer<float> lowered;   // [tokens or pairs, lowered_stride], of a linear that adapters change
   AttentionPartials partials;
   ActivationBuffer buffers[NUM_BUFFERS];
 
@@ -44,8 +45,9 @@ struct StepMemory {
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);
     partials.value_sum.reserve(plan.num_partials * model.max_head_width());
+    lowered.reserve(std::max(tokens, gathered) * plan.lowered_stride);
     for (int i = 0; i < NUM_BUFFERS; i++)
-      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], rows_of(i, tokens, pairs, gathered));
+      if (model.buffers[i].width) buffers[i].reserve(plan.layout_of(model, i), rows_of(i, tokens, pairs, gathered));
   }
 
  private:

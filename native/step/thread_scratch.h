@@ -57,10 +57,10 @@ struct ThreadScratch {
   KvPrefetch prefetch;
   ExpertChooser chooser;
 
-  void reserve(const Model& model, bool small_step) {
+  void reserve(const Model& model, const StepPlan& plan) {
     const TmModel& shape = model.shape;
     for (int i = 0; i < NUM_BUFFERS; i++)
-      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
+      if (model.buffers[i].width) buffers[i].reserve(plan.layout_of(model, i), plan.small ? SMALL_STEP : 0);
     const int64_t attended = std::max<int64_t>(model.max_gated, shape.num_heads * model.max_head_dim);
     row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate, model.max_normed, model.max_plain}), PAD));
     gates.reserve(rounded(model.max_gated, PAD)), apart.reserve(model.max_kept);

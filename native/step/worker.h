@@ -26,6 +26,15 @@ struct Shared {
   Ranks& ranks;
 };
 
+// The changes of one matrix by one adapter.
+struct MatrixChanges {
+  const TmChange *begin_, *end_;
+  const TmChange* begin() const { return begin_; }
+  const TmChange* end() const { return end_; }
+};
+
+constexpr int MIN_ROWS_OF_THREAD = 8;  // from which on threads divide the rows of A x, not its columns
+
 // Tokens whose activations stay in the second-level cache while all units of a linear pass over them, a multiple of
 // TOKEN_BLOCK.
 int64_t tokens_per_round(const TmOp& op);
@@ -83,6 +92,15 @@ class Worker {
   void rotate_head(const TmOp& op, int token, float* out);
   void norm_head(const TmOp& op, bool is_q, int head, float* out);
   void store_kv(const TmOp& op, int token, int head, bool is_v, float* out);
+
+  // adapters.cpp
+  MatrixChanges changes_of(const TmOp& op, int row) const;
+  void lower(const TmOp& op);
+  void apply_changes(const TmOp& op, const PendingProduct& product, float* out, float* gate);
+  void apply_change(const TmChange& change, const float* products, int first, int count, float* out) const;
+  void change_embedding(const TmAdapter& adapter, int64_t token, float* row) const;
+  float* lowered(int row) { return memory_.lowered.get() + row * plan_.lowered_stride; }
+  size_t op_number(const TmOp& op) const { return (size_t)(&op - model_.ops.data()); }
 
   // kv_prefetch.cpp
   void start_prefetch(const TmOp* attention);

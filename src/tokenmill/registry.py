@@ -380,6 +380,11 @@ ASSISTANTS: Names = {
     "gemma4_assistant_text": "tokenmill.model.families.gemma4_assistant:ASSISTANT_TEXT",
 }
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
+# How a program takes an adapter; one that is not here computes none.
+ADAPTED: Names = {
+    "native": "tokenmill.program.native.adapters:prepare", "eager": "tokenmill.program.adapted:prepare",
+}
+ADAPTER_FILES: Names = {"gguf": "tokenmill.weights.adapters.gguf_file:open_gguf_adapter"}
 CHECKPOINT_CHECKS: Names = {
     "buffers": "tokenmill.weights.buffers:compare_buffers",
     "mtp": "tokenmill.weights.gguf.checkpoint:is_mtp_alone",

@@ -26,6 +26,7 @@ class Span(NamedTuple):
     end of the span, where it does not. Exactly one of the two is set. num_logits: how many of the last rows are wanted.
     blocks: the sequence's table of rows. state: the slot of its states before the span, where layers keep some and it
     is not at the text's begin. saves: (count, slot) for the states after so many tokens of the span, the last of all.
+    adapter: by which its rows are computed, if any.
     """
 
     first: int
@@ -37,6 +38,7 @@ class Span(NamedTuple):
     blocks: Sequence[int] = ()
     state: int | None = None
     saves: tuple[tuple[int, int], ...] = ()
+    adapter: Any = None
 
     @property
     def length(self) -> int:

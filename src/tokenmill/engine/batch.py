@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,12 +49,13 @@ def score_each(
     pairs: List[tuple[List[int], List[int]]],
     salt: bytes = b"",
     is_given_up: Callable[[], bool] = lambda: False,
+    adapter: Any = None,
 ) -> Iterator[tuple[int, Score]]:
     """Score each continuation after its context, both given as token ids; yield its place in `pairs` and its Score.
 
     The order is arbitrary. The last token of a pair is not fed, so a pair may have one token more than max_length.
     RequestError for an empty context, for ids that the model does not have, and for logits that are no numbers. salt:
-    see Core.request. is_given_up: asked in the engine's thread after each step; RequestError then.
+    see Core.request. adapter: see Kept. is_given_up: asked in the engine's thread after each step; RequestError then.
     """
     core.check_open()
     contexts: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
@@ -62,7 +63,7 @@ def score_each(
         core.inputs.encode([*context, *tail] if context else ())
         core.inputs.check_length(len(context) + len(tail) - 1)
         contexts.setdefault(tuple(context), {})[number] = tuple(tail)
-    waiting = (_Continuations(core, list(context), tails, salt) for context, tails in contexts.items())
+    waiting = (_Continuations(core, list(context), tails, salt, adapter) for context, tails in contexts.items())
     running: dict[_Continuations, Held] = {}
 
     def ended() -> list[_Continuations] | None:
@@ -119,12 +120,14 @@ def in_order(results: Iterable[tuple[int, Result]], count: int) -> list[Result]:
 class _Continuations:
     """One context with all of its continuations: `tails`, by their numbers in the list of pairs."""
 
-    def __init__(self, core: Core, context: list[int], tails: Mapping[int, tuple[int, ...]], salt: bytes) -> None:
+    def __init__(
+        self, core: Core, context: list[int], tails: Mapping[int, tuple[int, ...]], salt: bytes, adapter: Any
+    ) -> None:
         self._core, self._context = core, context
         self._tails = dict(sorted(tails.items(), key=lambda item: item[1]))  # neighbours begin alike
         self._known: dict[int, dict[int, tuple[float, bool]]] = {number: {} for number in tails}
         longest = max(self._tails.values(), key=len)
-        self.sequence: Sequence = core.inputs.kept([*context, *longest[:-1]], len(context) - 1, salt)
+        self.sequence: Sequence = core.inputs.kept([*context, *longest[:-1]], len(context) - 1, salt, adapter)
         self.sequence.tokens = [*context, *next(iter(self._tails.values()))[:-1]]
         self.sequence.on_logits = self._collect
 

@@ -55,6 +55,7 @@ class Core:
         self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
         self.trackers, self.receipts = self.loop.trackers, receipts
         self.thread = thread or EngineThread()
+        self.adapters: Any = None  # see engine/adapters.py
         self.step_begun_s: float | None = None
         self._is_closed = False
         weakref.finalize(self, self.thread.stop).atexit = False
@@ -107,6 +108,7 @@ class Core:
         timeout_s: float = inf,
         salt: bytes = b"",
         emitted: List[List[int]] | None = None,
+        adapter: str | None = None,
     ) -> Request:
         """Check and make a request, not queued yet: params.n continuations of a text or of token ids.
 
@@ -115,15 +117,21 @@ class Core:
         another engine: the tokens of all pieces of each continuation; `params` needs the seed of that request, which
         its completions have too. The text goes on as it would have without the break; completions are whole, except
         that log-probabilities of emitted tokens are not computed again. A continuation that has ended within its
-        emitted tokens gives no piece. RequestError or CapacityError if the request could never be served.
+        emitted tokens gives no piece. adapter: the name of a loaded adapter that computes the text. RequestError or
+        CapacityError if the request could never be served.
         """
         self.check_open()
-        sequences = list(self.inputs.sequences(self.inputs.encode(prompt), params, priority, salt))
+        tokens, applied = self.inputs.encode(prompt), self.adapter(adapter)
+        sequences = list(self.inputs.sequences(tokens, params, priority, salt, adapter=applied))
         for sequence in sequences:
             self.scheduler.check_length(sequence.max_tokens)
         if emitted is not None:
             self.inputs.resume(sequences, emitted)
         return Request(sequences, self.loop.clock() + timeout_s)
+
+    def adapter(self, name: str | None) -> Any:
+        """Find a loaded adapter; None for None. RequestError for another name."""
+        return None if name is None else self.adapters.find(name)
 
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, once; CapacityError, with nothing queued, where max_waiting is exceeded."""

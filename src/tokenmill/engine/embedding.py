@@ -122,12 +122,13 @@ def embed(
     truncate: bool = False,
     salt: bytes = b"",
     is_given_up: Callable[[], bool] = lambda: False,
+    adapter: str | None = None,
 ) -> TextVectors:
     """Compute a vector for each text, or list of token ids; max_sequences of them run together.
 
     pooling, normalize: in the place of what the model's files say. prompt_name: of a prompt in the model's files that
     stands before each text, "" for none; without it their default stands there, if they have one. truncate: a text that
-    is longer than max_length, or than the files say, is cut at its end, not refused. salt: see
+    is longer than max_length, or than the files say, is cut at its end, not refused. salt, adapter: see
     Core.request. is_given_up: asked in the engine's thread after each step. RequestError then, for an empty text, and
     for vectors that are no numbers; ConfigError where the program does not hand out rows.
     """
@@ -167,19 +168,24 @@ def embed(
 
     tokens = for_each("text", batch_of(texts)[0], encoded)
     for_each("text", tokens, lambda each: check_length(len(each)))
-    found = vectors(core, tokens, how, salt, is_given_up)
+    found = vectors(core, tokens, how, salt, is_given_up, core.adapter(adapter))
     return TextVectors(torch.from_numpy(found), tuple(map(len, tokens)))
 
 
 def vectors(
-    core: Core, tokens: List[list[int]], how: Pooling, salt: bytes, is_given_up: Callable[[], bool]
+    core: Core,
+    tokens: List[list[int]],
+    how: Pooling,
+    salt: bytes,
+    is_given_up: Callable[[], bool],
+    adapter: Any = None,
 ) -> NDArray[np.float32]:
     """Compute the vector of each list of token ids, [N, D]. RequestError where its numbers are not finite."""
     found: dict[int, NDArray[np.float32]] = {}
     waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
 
     def start(number: int, ids: list[int]) -> None:
-        sequence, text = core.inputs.kept(list(ids), len(ids) - 1, salt), _PooledText(how.pooling, len(ids))
+        sequence, text = core.inputs.kept(list(ids), len(ids) - 1, salt, adapter), _PooledText(how.pooling, len(ids))
         # Rows that are found in the cache are not computed, so only the last row may be pooled beside them. And rows
         # that see later tokens are of use to no other text.
         sequence.kept.is_own = how.pooling == "last" and not core.loaded.model_config.both_ways

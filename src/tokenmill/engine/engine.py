@@ -67,22 +67,40 @@ class Engine(Readings):
 
     @overload
     def generate(  # type: ignore[overload-overlap] # a text is a sequence of texts too: the first form is meant
-        self, prompt: One, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+        self,
+        prompt: One,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        **settings: Unpack[SamplingKeywords],
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Many, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+        self,
+        prompt: Many,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        **settings: Unpack[SamplingKeywords],
     ) -> list[Completion]: ...
-    def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]) -> Any:
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        **settings: Unpack[SamplingKeywords],
+    ) -> Any:
         """Continue a prompt, or each of a list of prompts, ragged as they come: a completion for each.
 
         `settings` are fields of SamplingParams; they override the fields of `params`. With n above 1
-        `Completion.completions` has all n of a prompt. Raises RequestError if one of the prompts cannot be served; then
-        no prompt is run.
+        `Completion.completions` has all n of a prompt. adapter: the name of a loaded adapter, see load_adapter. Raises
+        RequestError if one of the prompts cannot be served; then no prompt is run.
         """
         params = self.core.inputs.params(settings, params)
         prompts, many = batch_of(prompt)
-        done = iter(self.core.finish(for_each("prompt", prompts, partial(self.core.request, params=params))))
+        request = partial(self.core.request, params=params, adapter=adapter)
+        done = iter(self.core.finish(for_each("prompt", prompts, request)))
         found = [replace(next(done), others=tuple(islice(done, params.n - 1))) for _ in prompts]
         return found if many else found[0]
 
@@ -90,6 +108,8 @@ class Engine(Readings):
         self,
         prompt: Prompt | List[str] | List[List[int]],
         params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
         **settings: Unpack[SamplingKeywords],
     ) -> Stream:
         """Generate piece by piece: text comes as soon as it is safe to show. Read it with `for`, or with `async for`.
@@ -99,21 +119,32 @@ class Engine(Readings):
         sequences and frees their blocks.
         """
         params = self.core.inputs.params(settings, params)
-        requests = for_each("prompt", batch_of(prompt)[0], partial(self.core.request, params=params))
+        make = partial(self.core.request, params=params, adapter=adapter)
+        requests = for_each("prompt", batch_of(prompt)[0], make)
         request = Request([each for one in requests for each in one.sequences])
         return Stream(self.core.follow(request), partial(self.core.cancel, request), self.core.thread)
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        **settings: Unpack[SamplingKeywords],
     ) -> Completion:
         """Answer a conversation, such as [{"role": "user", "content": "Hello"}], through the model's chat template."""
-        return self.generate(self.chat_prompt(messages), params, **settings)
+        return self.generate(self.chat_prompt(messages), params, adapter=adapter, **settings)
 
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        **settings: Unpack[SamplingKeywords],
     ) -> Stream:
         """Answer as `chat` does, piece by piece."""
-        return self.stream(self.chat_prompt(messages), params, **settings)
+        return self.stream(self.chat_prompt(messages), params, adapter=adapter, **settings)
 
     def verify(self, receipt: Any) -> Any:
         """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and
@@ -132,9 +163,9 @@ class Engine(Readings):
         assert self.core.receipts is not None, "a draft model alone has none"
         return self.core.receipts
 
-    def session(self, prompt: Prompt | None = None, *, salt: bytes = b"") -> Session:
-        """Begin a text that grows from call to call, whose rows are kept. See Session. salt: see Core.request."""
-        session = Session(self.core, salt=salt)
+    def session(self, prompt: Prompt | None = None, *, salt: bytes = b"", adapter: str | None = None) -> Session:
+        """Begin a text that grows from call to call, whose rows are kept. See Session. The others: see Core.request."""
+        session = Session(self.core, salt=salt, adapter=self.core.adapter(adapter))
         if prompt is not None:
             session.append(prompt)
         return session
@@ -144,7 +175,7 @@ class Engine(Readings):
         run.
 
         `convert` takes rows of another dtype or weight scheme too; then the text may differ. SnapshotError, by field,
-        for a file that is damaged or of another model.
+        for a file that is damaged or of another model, or whose adapter is not loaded.
         """
         return Session.open(self.core, path_of(path), check_flag("convert", convert), salt)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, replace
 from functools import cached_property
-from hashlib import sha512
+from hashlib import sha3_512, sha512
 from itertools import count
 from types import MappingProxyType
 from typing import Any
@@ -122,8 +122,9 @@ class InputProcessor:
         priority: int = 0,
         salt: bytes = b"",
         constrained_from: int | None = None,
+        adapter: Any = None,
     ) -> Iterator[Sequence]:
-        """Make the n continuations of a prompt. priority: see Sequence; salt: see Kept; the last: see Choosing."""
+        """Make the n continuations of a prompt. priority: see Sequence; salt, adapter: see Kept."""
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -133,14 +134,14 @@ class InputProcessor:
             params = replace(params, logit_bias={**params.logit_bias, **self._suppressed})
         stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        salt, start = salt_of(salt), len(tokens) if constrained_from is None else constrained_from
+        start = len(tokens) if constrained_from is None else constrained_from
         choosing = Choosing(params, seed, stops, bad_words=self._bad_words(params.bad_words))
         choosing = replace(choosing, constrained_from=start)
         if not params.is_constrained_as(SamplingParams()):
             choosing = self.constraints.constrained(choosing, tokens, start)
         for number in range(params.n):
             each = replace(choosing, seed=(seed + number) % 2**63)
-            prompt, kept = (next(self._ids), list(tokens), len(tokens)), Kept(salt=salt)
+            prompt, kept = (next(self._ids), list(tokens), len(tokens)), _kept(salt, adapter)
             yield Sequence(*prompt, max_tokens, each, kept, priority=priority)
 
     def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
@@ -174,11 +175,13 @@ class InputProcessor:
             raise RequestError(message, "emitted")
         return tokens
 
-    def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
+    def kept(
+        self, tokens: list[int], score_from: int | None = None, salt: bytes = b"", adapter: Any = None
+    ) -> Sequence:
         """Make a sequence that is kept after its end, to be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
         prompt = next(self._ids), tokens, len(tokens)
-        return Sequence(*prompt, len(tokens), kept=Kept(salt=salt_of(salt)), score_from=score_from, keep=True)
+        return Sequence(*prompt, len(tokens), kept=_kept(salt, adapter), score_from=score_from, keep=True)
 
     def _stop_ids(self, params: SamplingParams) -> dict[int, str]:
         """Map each token that ends a text to its finish reason."""
@@ -283,9 +286,13 @@ class InputProcessor:
         return self._tokenizer
 
 
-def salt_of(given: bytes) -> bytes:
-    """Make the start of a sequence's block digests. It is longer than they are, so no salt equals another block's."""
-    return sha512(given).digest() if given else b""
+def _kept(salt: bytes, adapter: Any) -> Kept:
+    """Make the record of a new text. The start of its block digests is longer than they are, so that no salt equals
+    another block's; with an adapter another hash makes it, so that no salt of a request equals it.
+    """
+    if adapter is not None:
+        return Kept(salt=sha3_512(adapter.digest + salt).digest(), adapter=adapter)
+    return Kept(salt=sha512(salt).digest() if salt else b"")
 
 
 def plain_message(message: Any, where: str) -> Mapping[str, Any]:

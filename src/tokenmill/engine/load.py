@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from tokenmill.cache.header import shared_fields
 from tokenmill.cache.prefix_store import PREFIX_LIMIT, PrefixStore
+from tokenmill.engine.adapters import Adapters
 from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, beside, check_vocabulary
@@ -104,8 +105,9 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
         loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded)
     )
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
-    receipts = Receipts(loaded)
-    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread, receipts))
+    core = Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread, Receipts(loaded))
+    core.adapters = Adapters(loaded, checkpoint.path)
+    return Engine(core)
 
 
 def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Told | None) -> LoadedModel:

@@ -1,16 +1,21 @@
 """The methods of an Engine that write no text: logits, scores of continuations, vectors of texts, rankings."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as List
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from tokenmill.engine.adapters import MAX_RANK
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
 from tokenmill.engine.embedding import embed
 from tokenmill.engine.requests import Prompt, batch_of
 from tokenmill.engine.reranking import rerank
 from tokenmill.engine.scoring import last_logits, score, score_pairs
+from tokenmill.value_reader import path_of
+from tokenmill.weights.adapters.adapter import Adapter
 
 
 class Readings:
@@ -18,22 +23,44 @@ class Readings:
 
     core: Core
 
-    def logits(self, prompt: Prompt) -> Tensor:
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Return the loaded adapters by their names."""
+        found: Mapping[str, Adapter] = self.core.adapters.by_name
+        return found
+
+    def load_adapter(
+        self, name: str, path: str | Path, *, replace: bool = False, max_lora_rank: int = MAX_RANK
+    ) -> Adapter:
+        """Load an adapter (LoRA) of the model: a directory of PEFT or a GGUF file of llama.cpp. Requests name it.
+
+        replace: an adapter of that name; texts that run go on with the earlier one. CheckpointError unless every tensor
+        of it has a place in the model, with a list of the others; ConfigError for a program that computes no adapters.
+        """
+        self.core.check_open()
+        found: Adapter = self.core.adapters.load(name, path_of(path), replace=replace, max_rank=max_lora_rank)
+        return found
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Texts and sessions that have it go on. RequestError for a name that none has."""
+        self.core.adapters.unload(name)
+
+    def logits(self, prompt: Prompt, *, adapter: str | None = None) -> Tensor:
         """Compute the logits after every token of the prompt, [T, V] float32 on the CPU."""
         tokens = self.core.inputs.encode(prompt)
-        return last_logits(self.core, tokens, len(tokens))
+        return last_logits(self.core, tokens, len(tokens), self.core.adapter(adapter))
 
-    def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
+    def score(self, prompt: Prompt, choices: List[Prompt], *, adapter: str | None = None) -> list[float]:
         """Compute the log-probability of each choice as the continuation of the prompt, which is computed once."""
-        return score(self.core, prompt, choices)
+        return score(self.core, prompt, choices, adapter=self.core.adapter(adapter))
 
-    def score_pairs(self, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
+    def score_pairs(self, pairs: List[tuple[Prompt, Prompt]], *, adapter: str | None = None) -> list[Score]:
         """Score each (context, continuation): the log-probability of every token of the continuation, and whether it
         is the likeliest there. max_sequences contexts are in flight together, and equal ones are computed once.
 
         A pair may have one token more than max_length, since its last one is not fed.
         """
-        return score_pairs(self.core, pairs)
+        return score_pairs(self.core, pairs, adapter=self.core.adapter(adapter))
 
     def embed(self, texts: str | List[int] | List[str] | List[List[int]], **settings: Any) -> Tensor:
         """Compute the vector of a text, [D] float32 on the CPU, or of each of a list, [N, D]. settings: see

@@ -1,6 +1,7 @@
 """Logits and log-probabilities without sampling: after every token, and of given continuations."""
 
 from collections.abc import Sequence as List
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.value_reader import brief
 
 
-def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
+def last_logits(core: Core, tokens: list[int], num_rows: int, adapter: Any = None) -> Tensor:
     """Compute the logits after the last `num_rows` tokens, [R, V] float32; rows that are in the cache are reused."""
     core.check_open()
     rows: dict[int, Tensor] = {}
-    sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
+    sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows, adapter=adapter)
     held = Held(core, sequence)
     try:
         sequence.on_logits = lambda work, logits_RV: rows.update(
@@ -33,17 +34,18 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
         return torch.stack([rows[position] for position in sorted(rows)])
 
 
-def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
+def score(core: Core, prompt: Prompt, choices: List[Prompt], adapter: Any = None) -> list[float]:
     core.check_open()
     if not isinstance(choices, list | tuple):
         raise RequestError(f"choices = {choices!r}: give a list of texts, or of lists of token ids")
     start = core.inputs.encode(prompt)
     tails = for_each("choice", choices, lambda choice: core.inputs.encode(choice, after=start))
     for_each("choice", tails, lambda tail: core.inputs.check_length(len(start) + len(tail)))
-    return [found.logprob for found in in_order(score_each(core, [(start, tail) for tail in tails]), len(tails))]
+    found = in_order(score_each(core, [(start, tail) for tail in tails], adapter=adapter), len(tails))
+    return [each.logprob for each in found]
 
 
-def score_pairs(core: Core, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
+def score_pairs(core: Core, pairs: List[tuple[Prompt, Prompt]], adapter: Any = None) -> list[Score]:
     if not isinstance(pairs, list | tuple):
         raise RequestError(f"pairs = {brief(pairs)}: give a list of (context, continuation)")
 
@@ -53,19 +55,19 @@ def score_pairs(core: Core, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
         context = core.inputs.encode(pair[0])
         return context, core.inputs.encode(pair[1], after=context)
 
-    return in_order(score_each(core, for_each("pair", pairs, encoded)), len(pairs))
+    return in_order(score_each(core, for_each("pair", pairs, encoded), adapter=adapter), len(pairs))
 
 
 def prompt_logprobs(
-    core: Core, tokens: List[int], num_top: int, priority: int = 0, salt: bytes = b""
+    core: Core, tokens: List[int], num_top: int, priority: int = 0, salt: bytes = b"", adapter: Any = None
 ) -> tuple[Sequence, dict[int, TokenLogprobs]]:
     """Make a sequence that computes a prompt once it is queued, and the dict of log-probabilities that it fills.
 
     The dict has, by position, each token of the prompt except the first, with the `num_top` likeliest tokens there.
-    priority, salt: see Core.request.
+    priority, salt: see Core.request. adapter: see Kept.
     """
     core.check_open()
-    sequence, logprobs = core.inputs.kept(list(tokens), 0, salt), dict[int, TokenLogprobs]()
+    sequence, logprobs = core.inputs.kept(list(tokens), 0, salt, adapter), dict[int, TokenLogprobs]()
     sequence.priority = priority
 
     def collect(work: Work, logits_RV: Tensor) -> None:

@@ -50,7 +50,9 @@ class Session:
     params: the settings of the last call, from which the next one starts. notes: any JSON object, saved with it.
     """
 
-    def __init__(self, core: Core, params: SamplingParams | None = None, salt: bytes = b"") -> None:
+    def __init__(
+        self, core: Core, params: SamplingParams | None = None, salt: bytes = b"", adapter: Any = None
+    ) -> None:
         core.check_open()
         self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
@@ -58,7 +60,7 @@ class Session:
         self._answer_from: int | None = None  # where the last prompt ended; without a place, at the end of the text
         self._constrained_from = 0  # where the last constraint began, if that is after `_answer_from`
         self._stream: object | None = None  # the stream that is being read
-        self._sequence = core.inputs.kept([], salt=salt)
+        self._sequence = core.inputs.kept([], salt=salt, adapter=adapter)
         self._held = Held(core, self._sequence)
         core.call(partial(core.scheduler.park, self._sequence))
 
@@ -295,8 +297,8 @@ class Session:
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
         """Do what Engine.open_session does. The rows are loaded when the session first runs; it takes blocks then."""
         core.check_open()
-        saved = read_saved(core.loaded, path, convert)
-        session = cls(core, saved.sampling, salt)
+        saved, adapter = read_saved(core, path, convert)
+        session = cls(core, saved.sampling, salt, adapter)
         try:
             session.notes = saved.notes
             session.append(saved.tokens)

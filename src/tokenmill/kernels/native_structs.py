@@ -50,8 +50,26 @@ class TmModel(Structure):
     )
 
 
+class TmChange(Structure):
+    """The change of rows of one matrix by an adapter."""
+
+    _fields_ = _fields((c_int32, "first count rank at unit type"), (c_float, "scale"), (c_void_p, "a b factors bias"))
+
+
+class TmAdapter(Structure):
+    _fields_ = _fields(
+        (POINTER(TmChange), "changes"),
+        (c_void_p, "firsts"),
+        (c_int64, "num_matrices"),
+        (c_int32, "max_lowered rank type"),
+        (c_float, "scale"),
+        (c_void_p, "table a b rows ids"),
+        (c_int64, "num_ids"),
+    )
+
+
 class TmSave(Structure):
-    """A slot for the states after some tokens of a span; two numbers of an array, as TmSpan is eight."""
+    """A slot for the states after some tokens of a span; two numbers of an array, as TmSpan is nine."""
 
     _fields_ = _fields((c_int64, "count slot"))
 
@@ -60,7 +78,10 @@ class TmSpan(Structure):
     """A span. Steps have it as numbers of an array; the struct only compares the layout."""
 
     _fields_ = _fields(
-        (c_int64, "first count start base"), (c_void_p, "slots"), (c_int64, "state first_save num_saves")
+        (c_int64, "first count start base"),
+        (c_void_p, "slots"),
+        (c_int64, "state first_save num_saves"),
+        (c_void_p, "adapter"),
     )
 
 
@@ -94,7 +115,7 @@ class TmScore(Structure):
 def layout() -> str:
     """Write size of each struct, offset and size of each field, as tm_layout does if it was built for these."""
     lines = []
-    for struct in (TmUnit, TmOp, TmModel, TmSave, TmSpan, TmStep, TmSample, TmScore):
+    for struct in (TmUnit, TmOp, TmModel, TmChange, TmAdapter, TmSave, TmSpan, TmStep, TmSample, TmScore):
         name = struct.__name__
         lines.append(f"{name} 0 {sizeof(struct)}")
         for field, *_ in struct._fields_:

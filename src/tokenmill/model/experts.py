@@ -57,6 +57,7 @@ class MoE(nn.Module):
             nn.Parameter(torch.empty(block.num)) if there else None for there in (block.correction, block.expert_scale)
         )
         self.block = block
+        self.rows: Tensor | None = None  # the tokens that the present expert gets, of all tokens of the step
 
     def forward(self, x_TD: Tensor, routed_TD: Tensor | None = None) -> Tensor:
         """Compute the sums of the chosen experts. routed_TD: what the router reads, where that is not x."""
@@ -94,6 +95,7 @@ class MoE(nn.Module):
         out_TD = torch.zeros_like(x_TD)
         for expert in torch.unique(chosen_TC).tolist():
             rows, places = torch.where(chosen_TC == expert)
+            self.rows = rows
             part_RD = self._weighted(self.experts[expert], x_TD[rows], weights_TC[rows, places, None])
             out_TD.index_add_(0, rows, part_RD)
         return out_TD

@@ -83,11 +83,11 @@ class Runner:
             if end <= size:
                 base = blocks[0] * size
                 slots += range(base + start, base + end)
-                spans.append(Span(first, count, start, base, None, num_logits, blocks, state, saves))
+                spans.append(Span(first, count, start, base, None, num_logits, blocks, state, saves, kept.adapter))
             else:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end)
-                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, state, saves))
+                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, state, saves, kept.adapter))
         wanted = None if len(rows) == len(token_ids) else rows
         device, stops = self._device, list(stop_ids)
         return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)

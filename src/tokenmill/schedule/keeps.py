@@ -34,12 +34,12 @@ class Kept:
     """The entries that the layers keep of a text, in the cache or still in a file.
 
     tables: one for each kind, rows first. block_hashes: chained hashes of its leading blocks of tokens; the first
-    num_published of them were offered for sharing. salt: starts that chain, so that only texts with the same salt (a
-    tenant, an adapter) share blocks. saved: for each kind the reader of a file, which has rows first_saved to num_saved
-    and the states after num_saved tokens; loaded when the text next gets blocks. is_own: False if the file comes from
-    another program, dtype or scheme; then the text neither takes nor offers blocks. num_shared: its first tokens whose
-    rows were found when it began; without a state there it goes on earlier. prompt_end: the end of a block near the end
-    of its prompt, where a later text may begin to differ.
+    num_published of them were offered for sharing. adapter: computes the entries; None for the model alone. salt:
+    starts that chain, so that only texts with the same salt (a tenant, an adapter) share blocks. saved: for each kind
+    the reader of a file, which has rows first_saved to num_saved and the states after num_saved tokens; loaded when the
+    text next gets blocks. is_own: False if the file comes from another program, dtype or scheme; then the text neither
+    takes nor offers blocks. num_shared: its first tokens whose rows were found when it began; without a state there it
+    goes on earlier. prompt_end: the end of a block near the end of its prompt, where a later text may begin to differ.
     """
 
     num_computed: int = 0
@@ -47,6 +47,7 @@ class Kept:
     block_hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
     salt: bytes = b""
+    adapter: Any = None
     saved: Sequence[RowSource] = ()
     first_saved: int = 0
     num_saved: int = 0

@@ -39,7 +39,7 @@ def keep_text(plain: PlainCheckpoint, family: Family) -> None:
         head = next((rest for rest in rests for head in heads if rest.startswith(head)), None)
         if head is not None:
             _rename(plain, name, head)
-        elif any(rest.startswith(_OTHERS) for rest in rests):
+        elif any(map(is_of_other_part, rests)):
             others.append(name)
         elif before != family.prefix and name.startswith(before):
             _rename(plain, name, family.prefix + name.removeprefix(before))
@@ -48,6 +48,11 @@ def keep_text(plain: PlainCheckpoint, family: Family) -> None:
         parts = " and ".join(sorted(set(_parts(others, outer))))
         count = counted(len(others), "tensor")
         log.warning("%s: left out are %s of %s: text alone is implemented", plain.path, count, parts)
+
+
+def is_of_other_part(name: str) -> bool:
+    """Tell whether a name, without the prefix that all names have, belongs to a part that sees or hears."""
+    return name.startswith(_OTHERS)
 
 
 def _prefix(plain: PlainCheckpoint, family: Family) -> str:

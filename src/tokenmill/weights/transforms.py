@@ -33,13 +33,15 @@ def _transposed(tensor: Tensor, _: ModelConfig) -> Tensor:
 class Transform:
     """A tensor in a file's layout → the decoder's, and back.
 
-    orders_rows: nothing but the order of rows changes, so that codes are transformed as values are. of_rows: the name
+    orders_rows: nothing but the order of rows changes, so that codes are transformed as values are; orders_columns:
+    nothing but the order of columns. of_rows: the name
     of the transform that is left where rows are [outputs, inputs] already, as rows of codes are.
     """
 
     to_decoder: Layout = _same
     to_file: Layout = _same
     orders_rows: bool = False
+    orders_columns: bool = False
     of_rows: str | None = None
 
 
@@ -221,7 +223,9 @@ TRANSFORMS: dict[str, Transform] = {
     "by groups": Transform(lambda tensor, _: tensor.flatten(), _by_groups),
     "tiled": _of_order(_tiled_to_grouped),
     "tiled after keys": _of_order(_tiled_after_keys),
-    "tiled columns": Transform(_of_columns(_tiled_to_grouped), _of_columns(_undone(_tiled_to_grouped))),
+    "tiled columns": Transform(
+        _of_columns(_tiled_to_grouped), _of_columns(_undone(_tiled_to_grouped)), orders_columns=True
+    ),
     "tiled log of minus": Transform(
         lambda tensor, config: _tiled_to_grouped(_log_of_minus(tensor, config), config),
         lambda tensor, config: _minus_exp(_undone(_tiled_to_grouped)(tensor, config), config),

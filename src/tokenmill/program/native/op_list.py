@@ -31,7 +31,7 @@ class OpList:
 
     def __init__(self, weights: Packing | Packed, shapes: Shapes) -> None:
         self.weights, self.shapes = weights, shapes
-        self.linears = list[Linear]()
+        self.linears, self.places = list[Linear](), list[int]()  # and where their operations stand in the list
         self._ops, self._held = list[TmOp](), list[Any]()
 
     def add(self, kind: int, **fields: Any) -> TmOp:
@@ -69,6 +69,7 @@ class OpList:
         op = self.add(
             LINEAR, epilogue=epilogue, from_=source, inputs=matrix.inputs, outputs=outputs, bias=bias, **fields
         )
+        self.places.append(len(self._ops) - 1)
         self.linears.append(Linear(op, matrices, matrix.parts, unit, firsts, gates, whole))
 
     def factors(self, path: str, norm: Norm) -> int:

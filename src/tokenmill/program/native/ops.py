@@ -66,6 +66,7 @@ from tokenmill.program.native.position_tables import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, has_coded_embedding
 from tokenmill.program.native.state_mixers import add_mixer
 from tokenmill.program.native.streams import Around, add_expand, add_join, add_sparse
+from tokenmill.program.native.units import Linear
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.quant.schemes import Scheme
 
@@ -117,6 +118,11 @@ class Ops:
             head = self._list.linears[-1].op
             embed.units, embed.num_units = head.units, head.num_units
         self.array: ctypes.Array[TmOp] = self._list.array()
+
+    @property
+    def linears(self) -> list[tuple[Linear, int]]:
+        """List the matrices that it multiplies by, with the places of their operations in the list."""
+        return list(zip(self._list.linears, self._list.places, strict=True))
 
     def _layer(self, layer: int, description: LayerDescription, kept: list[LayerKept]) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"

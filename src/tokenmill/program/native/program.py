@@ -38,6 +38,8 @@ def _free(model: int, ranks: Ranks) -> None:
 
 
 class Native(Program):
+    """ops: the operations of the model, whose array the library reads."""
+
     build = ""
     """A build of the library in kernels.native_library.BUILDS; "" stands for the best build of this processor."""
 
@@ -57,9 +59,9 @@ class Native(Program):
         lent = None
         if opened.lent is not None and isinstance(opened.lent.program, Native) and len(memory_nodes()) < 2:
             self._lender = opened.lent.program  # keeps alive what the operations point to
-            lent = LentOps(self._lender._ops.array[0], self._lender._ops.array[-1], opened.lent.num_logits)
+            lent = LentOps(self._lender.ops.array[0], self._lender.ops.array[-1], opened.lent.num_logits)
         self._num_logits = lent.num_logits if lent and lent.num_logits else self._vocab_size
-        self._ops: Ops = Ops(
+        self.ops: Ops = Ops(
             description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length, lent
         )
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
@@ -69,8 +71,8 @@ class Native(Program):
             intermediate=max((mlp.down.inputs for layer in description.layers for mlp in layer.mlps), default=1),
             vocab=shape.vocab_size * max(shape.num_types, 1),
             cache_format=kv_number(pool.spec.format, pool.spec.dtype),
-            ops=self._ops.array,
-            num_ops=len(self._ops.array),
+            ops=self.ops.array,
+            num_ops=len(self.ops.array),
             num_threads=config.threads,
             build=self.build.encode(),
             num_positions=config.max_length,
@@ -154,7 +156,8 @@ class Native(Program):
         for span in step.spans:  # TmSpan
             slots = 0 if span.slots_L is None else span.slots_L.data_ptr()
             numbers.extend((span.first, span.count, span.start, -1 if span.base is None else span.base, slots))
-            numbers.extend((-1 if span.state is None else span.state, num_saves, len(span.saves)))
+            adapter = 0 if span.adapter is None else span.adapter.prepared["native"].address
+            numbers.extend((-1 if span.state is None else span.state, num_saves, len(span.saves), adapter))
             num_saves += len(span.saves)
         first_save = len(numbers)
         for span in step.spans:

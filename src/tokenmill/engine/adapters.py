@@ -1,0 +1,87 @@
+"""The adapters of an engine: loading them beside the model, and finding the one that a request names."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+
+import torch
+
+from tokenmill.errors import ConfigError, RequestError
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.registry import ADAPTED, lookup
+from tokenmill.value_reader import brief, check_number
+from tokenmill.weights.adapters.adapter import Adapter
+from tokenmill.weights.adapters.base import BaseWeights
+from tokenmill.weights.adapters.read import open_adapter
+
+log = logging.getLogger(__name__)
+
+MAX_RANK = 512  # as vLLM allows; one of 512 reads as much as a tenth of a matrix of 4,096 inputs
+
+
+class Adapters:
+    """The adapters of one model, by name. path: of the model's files.
+
+    A text that runs goes on with its adapter when that is unloaded, or another one is loaded under its name; the memory
+    is given back when the last such text has ended.
+    """
+
+    def __init__(self, loaded: LoadedModel, path: Path) -> None:
+        self._loaded, self._path, self._lock = loaded, path, Lock()
+        self._by_name: dict[str, Adapter] = {}
+
+    @property
+    def by_name(self) -> Mapping[str, Adapter]:
+        return dict(self._by_name)
+
+    def load(self, name: str, path: Path, *, replace: bool = False, max_rank: int = MAX_RANK) -> Adapter:
+        """Read an adapter, whole, and have the program take it. replace: under a name that is taken.
+
+        ConfigError for a name that is taken, or a program that computes no adapters; CheckpointError for an adapter
+        that does not fit the model, with every tensor by name.
+        """
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError("adapter", name, "a name that is not empty")
+        if name in self._by_name and not replace:
+            raise ConfigError("adapter", name, "a name that no adapter has yet: unload that one first, or replace it")
+        loaded, resolved = self._loaded, self._loaded.resolved
+        if reason := refusal(loaded):
+            raise ConfigError("adapter", name, f"none: {reason}")
+        base = BaseWeights(self._path, resolved.model, resolved.scheme)
+        dtype = getattr(torch, resolved.config.dtype)
+        limit = check_number("max_lora_rank", max_rank)
+        adapter = open_adapter(path, name, resolved.model, dtype, base, limit)
+        if adapter.left_out:
+            count, first = len(adapter.left_out), adapter.left_out[0]
+            log.warning("%s: left out are %d modules that text does not pass, such as %s", path, count, first)
+        lookup(ADAPTED, loaded.program_name, "program")(loaded.program, adapter)
+        with self._lock:
+            self._by_name[name] = adapter
+        return adapter
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. RequestError for a name that none has."""
+        self.find(name)
+        with self._lock:
+            self._by_name.pop(name, None)
+
+    def find(self, name: str | None) -> Adapter | None:
+        """Find the adapter of that name; None for None. RequestError with the names that there are."""
+        if name is None:
+            return None
+        found = self._by_name.get(name) if isinstance(name, str) else None
+        if found is None:
+            there = ", ".join(sorted(self._by_name)) or "there is none"
+            raise RequestError(f"adapter {brief(name)} is not loaded: {there}", "adapter")
+        return found
+
+
+def refusal(loaded: LoadedModel) -> str:
+    """Say why a model computes no adapters; empty if it does."""
+    if loaded.config.tensor_parallel > 1:
+        return "several ranks compute no adapters; merge it into the model (tokenmill merge)"
+    if loaded.program_name not in ADAPTED:
+        able = ", ".join(ADAPTED)
+        return f"program {loaded.program_name} computes no adapters, only {able}; or merge it (tokenmill merge)"
+    return ""

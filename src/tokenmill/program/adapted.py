@@ -1,0 +1,162 @@
+"""Adapters in the PyTorch modules: hooks on the modules that some adapter changes, which add to the rows of a step that
+are computed with it. Other rows, and modules that no adapter changes, are left as they are.
+
+The product of an adapter is summed in float32, and added before the result is rounded to the model's dtype, as in PEFT.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from tokenmill.cache.step import Step
+from tokenmill.model.decoder import Decoder
+from tokenmill.model.experts import MoE
+from tokenmill.program.eager import Eager
+from tokenmill.quant.matrix import Matrix, product
+from tokenmill.weights.adapters.adapter import Adapter, Change
+
+Rows = Tensor | slice
+"""The rows of a module's input that are computed with one adapter."""
+
+
+class AdaptedModules:
+    """The hooks of one decoder. The modules of a step are computed by one thread."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self._hooked = decoder, set[str]()
+        self._of_tokens: list[tuple[Adapter, Rows]] = []
+        self._of_logits: list[tuple[Adapter, Rows]] = []
+        self._owners_T: Tensor | None = None
+        decoder.register_forward_pre_hook(self._begin)
+
+    def add(self, adapter: Adapter) -> None:
+        """Hook the modules that an adapter changes, where no earlier adapter did."""
+        paths = [*adapter.changes, *(["embedding"] if adapter.embedding is not None else [])]
+        for path in paths:
+            if path not in self._hooked:
+                self._hooked.add(path)
+                hook = self._on_embedding if path == "embedding" else self._on_matrix(path)
+                self._module(path).register_forward_hook(hook, prepend=True)
+        factors = adapter.prepared.setdefault("eager", {})
+        for changes in adapter.changes.values():
+            factors.update({change: _wide(change, self._decoder.embedding.weight.device) for change in changes})
+
+    def _module(self, path: str) -> nn.Module:
+        decoder = self._decoder
+        if path == "head" and decoder.head is None:  # tied: a module of its own, of the same numbers
+            with torch.device("meta"):
+                decoder.head = Matrix(decoder.config.hidden_size, decoder.config.vocab_size, bias=False)
+            decoder.head.weight = decoder.embedding.weight
+        return decoder.get_submodule(path)
+
+    def _begin(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Note which rows of the step are computed with which adapter."""
+        step: Step = inputs[0]
+        self._of_tokens, self._of_logits, self._owners_T = [], [], None
+        used = dict.fromkeys(span.adapter for span in step.spans if span.adapter is not None)
+        if not used:
+            return
+        tokens: dict[Adapter, list[int]] = {adapter: [] for adapter in used}
+        logits: dict[Adapter, list[int]] = {adapter: [] for adapter in used}
+        owners, first_logit, numbers = [], 0, {adapter: number for number, adapter in enumerate(used)}
+        for span in step.spans:
+            owners += [numbers.get(span.adapter, -1)] * span.count
+            if span.adapter is not None:
+                tokens[span.adapter] += range(span.first, span.first + span.count)
+                logits[span.adapter] += range(first_logit, first_logit + span.num_logits)
+            first_logit += span.num_logits
+        self._of_tokens = [(each, _rows(rows, len(owners), step.device)) for each, rows in tokens.items()]
+        self._of_logits = [(each, _rows(rows, first_logit, step.device)) for each, rows in logits.items() if rows]
+        self._owners_T = torch.tensor(owners, device=step.device)
+
+    def _on_matrix(self, path: str) -> Callable[..., Tensor | None]:
+        outer, _, rest = path.partition(".experts.")
+        mixture = self._decoder.get_submodule(outer) if rest else None
+
+        def hook(module: nn.Module, inputs: tuple[Tensor], out_RF: Tensor) -> Tensor | None:
+            found = self._of_logits if path == "head" else self._of_tokens
+            if isinstance(mixture, MoE) and self._owners_T is not None and mixture.rows is not None:
+                owners_R = self._owners_T[mixture.rows]
+                found = [(each, (owners_R == number).nonzero()[:, 0]) for number, (each, _) in enumerate(found)]
+            concerned = [(each, rows) for each, rows in found if path in each.changes]
+            if not concerned:
+                return None
+            out_RF = out_RF.clone()  # inference may hand out what another module keeps
+            for adapter, rows in concerned:
+                for change in adapter.changes[path]:
+                    _apply(module, inputs[0], out_RF, rows, change, adapter.prepared["eager"][change])
+            return out_RF
+
+        return hook
+
+    def _on_embedding(self, module: nn.Module, inputs: tuple[Tensor], out_TD: Tensor) -> Tensor | None:
+        concerned = [(each, rows) for each, rows in self._of_tokens if each.embedding is not None]
+        if not concerned:
+            return None
+        out_TD = out_TD.clone()
+        for adapter, rows in concerned:
+            change = adapter.embedding
+            assert change is not None, "chosen for it"
+            ids_R = inputs[0][rows]
+            x_RD = out_TD[rows] if change.table_VD is None else change.table_VD.to(out_TD.device)[ids_R]
+            if change.a_VR is not None and change.b_RD is not None:
+                a_RR, b_RD = change.a_VR.to(out_TD.device)[ids_R].float(), change.b_RD.to(out_TD.device).float()
+                x_RD = (x_RD.float() + change.scale * product(a_RR, b_RD.t().contiguous())).to(x_RD.dtype)
+            if change.rows_ND is not None:
+                own = torch.tensor(change.ids, device=out_TD.device)
+                at_RN = ids_R[:, None] == own
+                x_RD = torch.where(at_RN.any(1)[:, None], change.rows_ND.to(out_TD.device)[at_RN.int().argmax(1)], x_RD)
+            out_TD[rows] = x_RD
+        return out_TD
+
+
+def _wide(change: Change, device: torch.device) -> dict[str, Tensor]:
+    """Make the float32 tensors of a change on the device of the model."""
+    names = ("a_RI", "b_OR", "factors_O", "bias_O")
+    given = {name: getattr(change, name) for name in names}
+    return {name: tensor.float().contiguous().to(device) for name, tensor in given.items() if tensor is not None}
+
+
+def _rows(rows: list[int], count: int, device: torch.device) -> Rows:
+    return slice(None) if len(rows) == count else torch.tensor(rows, device=device)
+
+
+def _apply(
+    module: nn.Module, x_RI: Tensor, out_RF: Tensor, rows: Rows, change: Change, wide: dict[str, Tensor]
+) -> None:
+    """Change the products of some rows, in place."""
+    columns = slice(change.first, change.first + change.count)
+    own: Any = getattr(module, "bias", None)
+    bias_O = None if own is None else own[columns].float()
+    if change.whole_OI is not None:
+        weight_OI = change.whole_OI.to(out_RF.device)
+        found_RO = product(x_RI[rows], weight_OI.to(x_RI.dtype)).float()
+        found_RO = found_RO if bias_O is None else found_RO + bias_O
+    else:
+        found_RO = out_RF[rows][:, columns].float()
+    if "a_RI" in wide:
+        product_RR = product(x_RI[rows].float(), wide["a_RI"])
+        if "factors_O" not in wide:
+            found_RO = found_RO + change.scale * product(product_RR, wide["b_OR"])
+        else:  # DoRA: the bias stands outside
+            plain_RO = found_RO if bias_O is None else found_RO - bias_O
+            found_RO = wide["factors_O"] * (plain_RO + change.scale * product(product_RR, wide["b_OR"]))
+            found_RO = found_RO if bias_O is None else found_RO + bias_O
+    if "bias_O" in wide:
+        found_RO = found_RO + wide["bias_O"]
+    changed_RF = out_RF[rows]
+    changed_RF[:, columns] = found_RO.to(out_RF.dtype)
+    out_RF[rows] = changed_RF
+
+
+_ADAPTED: "WeakKeyDictionary[Decoder, AdaptedModules]" = WeakKeyDictionary()
+
+
+def prepare(program: Eager, adapter: Adapter) -> None:
+    """Make a program compute with an adapter where a step's spans ask for it."""
+    if program.decoder not in _ADAPTED:
+        _ADAPTED[program.decoder] = AdaptedModules(program.decoder)
+    _ADAPTED[program.decoder].add(adapter)

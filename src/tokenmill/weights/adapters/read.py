@@ -1,0 +1,146 @@
+"""Opens an adapter for one model: a directory of PEFT, or a GGUF file of llama.cpp."""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import find_family
+from tokenmill.registry import ADAPTER_FILES, lookup
+from tokenmill.value_reader import brief, refuse_constant, without_doubles
+from tokenmill.weights.adapters.adapter import Adapter
+from tokenmill.weights.adapters.base import BaseWeights
+from tokenmill.weights.adapters.changes import Builder
+from tokenmill.weights.adapters.factors import Module, modules_of_peft
+from tokenmill.weights.adapters.peft_config import CONFIG, PeftConfig, names, read_peft_config
+from tokenmill.weights.adapters.places import Places
+
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_NESTED = ".base_layer"
+_FUSED = ("gate_up_proj", "down_proj")
+"""The tensors with all experts of a layer in transformers' modules, in the order of the modules."""
+
+
+def open_adapter(
+    path: Path, name: str, model: ModelConfig, dtype: torch.dtype, base: BaseWeights, max_rank: int | None = None
+) -> Adapter:
+    """Read an adapter whole. dtype: of the engine, in which factors are held. max_rank: a larger one is refused.
+
+    CheckpointError, with every tensor by name, unless all of the adapter has a place in this model.
+    """
+    if path.is_dir():
+        digest, builder, rank = _open_peft(path, model, dtype, base)
+    elif path.is_file():
+        digest, builder, rank = lookup(ADAPTER_FILES, "gguf", "adapter")(path, model, dtype, base)
+    else:
+        raise CheckpointError(f"{path} is neither a directory with an {CONFIG} nor a GGUF file of an adapter")
+    if max_rank is not None and rank > max_rank:
+        raise CheckpointError(f"{path} has rank {rank}, and the limit is {max_rank} (max_lora_rank)")
+    changes, embedding = builder.finish()
+    if not changes and embedding is None:
+        raise CheckpointError(f"{path} changes nothing of this {model.family} model's text, so it would not be applied")
+    return Adapter(name, str(path), digest, changes, embedding, rank, tuple(builder.left_out))
+
+
+def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: BaseWeights) -> tuple[bytes, Builder, int]:
+    facts = _read(path / CONFIG, _hint(path))
+    file = next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
+    weights = _read(file, f"; a directory of PEFT has one of {' and '.join(WEIGHTS)} beside its {CONFIG}")
+    digest = hashlib.sha256(len(facts).to_bytes(8, "little") + facts + weights).digest()
+    config = read_peft_config(_parsed(facts, path / CONFIG), str(path / CONFIG))
+    modules = modules_of_peft(_tensors(file, weights), str(file))
+    builder = Builder(Places(find_family({"model_type": model.family}), model), dtype, str(path), base)
+    experts = _experts(modules, config, builder.places)
+    for outer, parameter, module in experts:
+        module.scale = config.scale(f"{outer}.{parameter}")
+        builder.add_experts(outer, parameter, module)
+    taken = {module.name for _, _, module in experts}
+    for module in modules.values():
+        if module.name not in taken:
+            is_parameter = any(names(each, f"{module.name}.weight") for each in config.parameters)
+            if module.rank and not is_parameter:
+                config.check_target(module.name, str(path / CONFIG))
+            module.scale = config.scale(module.name)
+            _check_rank(module, config, path)
+            builder.add(module, config.tokens_of(module.name))
+    return digest, builder, max(module.rank for module in modules.values())
+
+
+def _experts(modules: Mapping[str, Module], config: PeftConfig, places: Places) -> list[tuple[str, str, Module]]:
+    """Find the modules that hold factors of all experts in one: (path of the experts, tensor of them, module).
+
+    Their names lack the tensor's: of two the first in the module's order is nested in the other, as `base_layer`; of
+    one the config's target_parameters tell.
+    """
+    found = []
+    for name, module in modules.items():
+        outer = name.removesuffix(_NESTED)
+        there = [each for each in _FUSED if places.each(f"{outer}.{each}")]
+        if len(there) < 2 or module.get("a") is None:
+            continue
+        wanted = [each for each in there if any(names(target, f"{outer}.{each}") for target in config.parameters)]
+        if name != outer:
+            parameter = there[0]
+        elif f"{outer}{_NESTED}" in modules or wanted == there[1:]:
+            parameter = there[1]
+        elif wanted == there[:1]:
+            parameter = there[0]
+        else:
+            raise CheckpointError(
+                f"{outer}: target_parameters do not tell which of {', '.join(there)} has these factors"
+            )
+        found.append((outer, parameter, module))
+    return found
+
+
+def _check_rank(module: Module, config: PeftConfig, path: Path) -> None:
+    wanted = config.rank_of(module.name)
+    if module.rank and module.rank != wanted:
+        what = f"{module.name} has rank {module.rank}, and {CONFIG} says {wanted} (r, rank_pattern)"
+        raise CheckpointError(f"{path}: {what}")
+
+
+def _hint(path: Path) -> str:
+    """Say which folders inside hold adapters, where this one does not."""
+    inside = sorted(each.parent.name for each in path.glob(f"*/{CONFIG}"))
+    return f"; there are adapters in its folders {', '.join(inside[:10])}" if inside else ""
+
+
+def _read(file: Path, hint: str) -> bytes:
+    if not file.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{file} is not there{hint}")
+    with file_errors(file, "read"):
+        return file.read_bytes()
+
+
+def _parsed(facts: bytes, where: Path) -> object:
+    try:
+        return json.loads(facts, object_pairs_hook=without_doubles, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where} is no JSON: {brief(str(error))}") from None
+
+
+def _tensors(file: Path, data: bytes) -> dict[str, Tensor]:
+    """Read all tensors, as float32. Nothing but tensors is unpickled."""
+    try:
+        if file.suffix == ".safetensors":
+            found = safetensors.torch.load(data)
+        else:
+            found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is damaged or no safetensors file: {brief(str(error))}") from None
+    except Exception as error:  # noqa: BLE001 - damaged bytes lead torch's unpickler to a KeyError, or to anything else
+        raise CheckpointError(f"{file} is damaged, or holds more than tensors: {brief(str(error))}") from None
+    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise CheckpointError(f"{file} is no mapping of names to tensors")
+    if wrong := [name for name, each in found.items() if not each.is_floating_point()]:
+        raise CheckpointError(f"{file}: {wrong[0]} is {found[wrong[0]].dtype}, no floating point")
+    return {str(name): each.float() for name, each in found.items()}
