@@ -120,6 +120,33 @@ struct RecurrenceJob {
   float a_log, dt_bias, scale, skip, min_step, max_step;
 };
 
+// out[t * stride + r] = the product of row r of A [rank, k], from <= r < to, and row t of x [rows, k], for `count` rows t, which
+// `tokens` lists. type: of A, a Scheme.
+struct LowerJob {
+  const void* a;
+  int type, k, from, to;
+  const float* x;
+  float* out;
+  int64_t stride;
+  const int* tokens;
+  int count;
+};
+
+// out[(t - first) * stride + row] += scale * the product of row `row` of B, laid out in tiles as TmChange.b, and row t of `lowered`,
+// for `count` rows t, which `tokens` lists. `out` has room for whole tiles.
+struct RaiseJob {
+  const void* b;
+  int type, rank, num_rows;
+  float scale;
+  const float* lowered;
+  int64_t lowered_stride;
+  float* out;
+  int64_t stride;
+  int first;
+  const int* tokens;
+  int count;
+};
+
 struct Kernels {
   const char* name;
   // Called by every thread around the operations of a step: they configure and release the matrix unit, and have subnormal
@@ -146,11 +173,8 @@ struct Kernels {
                 int n);
   void (*add)(float* x, const float* y, int n);
   void (*add_weighted)(float* x, const float* y, float weight, int n);
-  // out[t * stride + r] = the product of row r of A [rank, k], from <= r < to, and row t of x [count, k]. type: a Scheme.
-  void (*lower)(const void* a, int type, int k, const float* x, int count, int from, int to, float* out, int64_t stride);
-  // out[row] += scale * the product of row `row` of B, laid out in tiles as TmChange.b, and `lowered` [rank]. `out` has room for
-  // whole tiles.
-  void (*raise)(const float* lowered, int rank, const void* b, int type, float scale, float* out, int rows);
+  void (*lower)(const LowerJob& job);
+  void (*raise)(const RaiseJob& job);
   void (*convolve)(const ConvolutionJob& job);
   void (*recur)(const RecurrenceJob& job);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest

@@ -36,13 +36,28 @@ void StepPlan::place_spans(const Model& model) {
 }
 
 void StepPlan::note_adapters(const Model& model) {
-  changed.assign(model.ops.size(), 0), lowered_stride = 0, adapted = false;
-  for (size_t i = 0; i < spans.size(); i++) {
-    const TmAdapter* adapter = spans[i].adapter;
-    if (!adapter || (i && adapter == spans[i - 1].adapter)) continue;
-    adapted = true, lowered_stride = std::max<int64_t>(lowered_stride, rounded(adapter->max_lowered, TILE));
+  lowered_stride = 0, adapted_rows.clear();
+  const auto rows_with = [&](const TmAdapter* adapter) {
+    return std::find_if(adapted_rows.begin(), adapted_rows.end(), [=](const AdaptedRows& rows) { return rows.adapter == adapter; });
+  };
+  for (const Span& span : spans) {
+    if (!span.adapter) continue;
+    auto own = rows_with(span.adapter);
+    if (own == adapted_rows.end()) own = adapted_rows.insert(own, {span.adapter, {}, {}});
+    for (int64_t t = span.first; t < span.first + span.count; t++) own->tokens.push_back((int)t);
+  }
+  adapted = !adapted_rows.empty();
+  if (!adapted) return;
+  changed.assign(model.ops.size(), 0);
+  for (const AdaptedRows& rows : adapted_rows) {
+    const TmAdapter& adapter = *rows.adapter;
+    lowered_stride = std::max<int64_t>(lowered_stride, rounded(adapter.max_lowered, TILE));
     for (size_t op = 0; op < changed.size(); op++)
-      changed[op] |= adapter->firsts[model.first_matrix[op + 1]] > adapter->firsts[model.first_matrix[op]];
+      changed[op] |= adapter.firsts[model.first_matrix[op + 1]] > adapter.firsts[model.first_matrix[op]];
+  }
+  for (int row = 0; row < step->num_rows; row++) {
+    const TmAdapter* adapter = adapter_of(step->rows ? (int)step->rows[row] : row);
+    if (adapter) rows_with(adapter)->logits.push_back(row);
   }
 }
 

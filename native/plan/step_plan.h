@@ -25,6 +25,12 @@ struct AttentionTask {
   int64_t index;              // of a short span's split, or of a long span's tile of queries
 };
 
+// The rows of a step that are computed with one adapter: tokens, and rows of logits, both in rising order.
+struct AdaptedRows {
+  const TmAdapter* adapter;
+  std::vector<int> tokens, logits;
+};
+
 // Slots of the cache that follow each other.
 struct SlotRange {
   int64_t slot, count;
@@ -43,6 +49,7 @@ struct StepPlan {
   std::vector<std::vector<int>> tasks_of;         // [thread of all ranks]
   std::vector<std::vector<SlotRange>> slots_of;   // [thread]
   bool adapted = false;                           // some span has an adapter
+  std::vector<AdaptedRows> adapted_rows;          // of each adapter
   std::vector<char> changed;                      // [op]: a linear of which an adapter of this step changes a matrix
   int64_t lowered_stride = 0;                     // columns of A x of all changes of a matrix
 

@@ -21,6 +21,7 @@ void finish(const TmOp& op, const TmUnit& unit, float* out, int offset) {
 void Worker::apply_epilogues(const TmOp& op) {
   PendingProducts& pending = scratch_.pending;
   const bool is_changed = plan_.changes(op_number(op));
+  if (is_changed) wait_for_lowered();
   for (int i = 0; i < pending.count; i++) {
     const PendingProduct& product = pending.list[i];
     float *out = pending.out.get() + product.offset, *gate = pending.gate.get() + product.offset;

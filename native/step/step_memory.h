@@ -1,6 +1,8 @@
 // The memory that all threads of a step read and write together. Every row, or part of a row, is written by one thread; barriers
 // stand between writing and reading.
 #pragma once
+#include <atomic>
+
 #include "plan/step_plan.h"
 #include "step/activation_buffer.h"
 
@@ -17,6 +19,7 @@ struct StepMemory {
   AlignedBuffer<float> queries;   // [tokens, query heads, head_width] of a layer
   AlignedBuffer<float> attended;  // [tokens, attended_stride], of long spans
   AlignedBuffer<float> lowered;   // [tokens or pairs, lowered_stride], of a linear that adapters change
+  std::atomic<uint32_t> num_lowered{0};  // of this step: how often a thread has written its part of `lowered`
   AttentionPartials partials;
   ActivationBuffer buffers[NUM_BUFFERS];
 
@@ -45,7 +48,7 @@ struct StepMemory {
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);
     partials.value_sum.reserve(plan.num_partials * model.max_head_width());
-    lowered.reserve(std::max(tokens, gathered) * plan.lowered_stride);
+    lowered.reserve(std::max(tokens, gathered) * plan.lowered_stride), num_lowered = 0;
     for (int i = 0; i < NUM_BUFFERS; i++)
       if (model.buffers[i].width) buffers[i].reserve(plan.layout_of(model, i), rows_of(i, tokens, pairs, gathered));
   }

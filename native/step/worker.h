@@ -26,11 +26,11 @@ struct Shared {
   Ranks& ranks;
 };
 
-// The changes of one matrix by one adapter.
-struct MatrixChanges {
-  const TmChange *begin_, *end_;
-  const TmChange* begin() const { return begin_; }
-  const TmChange* end() const { return end_; }
+// Rows of a linear's input that one adapter changes alike: tokens, rows of logits, or pairs of one expert; and the changes.
+struct ChangedRows {
+  const TmChange *begin, *end;
+  const int* rows;
+  int count;
 };
 
 constexpr int MIN_ROWS_OF_THREAD = 8;  // from which on threads divide the rows of A x, not its columns
@@ -94,12 +94,12 @@ class Worker {
   void store_kv(const TmOp& op, int token, int head, bool is_v, float* out);
 
   // adapters.cpp
-  MatrixChanges changes_of(const TmOp& op, int row) const;
+  template <class Use> void for_changed_rows(const TmOp& op, int first, int end, const Use& use) const;
   void lower(const TmOp& op);
+  void wait_for_lowered();
   void apply_changes(const TmOp& op, const PendingProduct& product, float* out, float* gate);
-  void apply_change(const TmChange& change, const float* products, int first, int count, float* out) const;
+  void apply_change(const TmChange& change, const ChangedRows& rows, const PendingProduct& product, int offset, float* out);
   void change_embedding(const TmAdapter& adapter, int64_t token, float* row) const;
-  float* lowered(int row) { return memory_.lowered.get() + row * plan_.lowered_stride; }
   size_t op_number(const TmOp& op) const { return (size_t)(&op - model_.ops.data()); }
 
   // kv_prefetch.cpp
@@ -181,6 +181,7 @@ class Worker {
   Ranks& ranks_;
   ThreadScratch& scratch_;
   const int own_thread_;    // in this rank
+  uint32_t num_lowered_ = 0;  // that StepMemory::num_lowered has once all threads have written their parts
   const int first_thread_;  // the first of this rank, among all ranks' threads
   const int thread_;        // among all ranks' threads
 };

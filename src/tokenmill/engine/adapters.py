@@ -7,17 +7,15 @@ from threading import Lock
 
 import torch
 
-from tokenmill.errors import ConfigError, RequestError
+from tokenmill.errors import CapacityError, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.registry import ADAPTED, lookup
-from tokenmill.value_reader import brief, check_number
+from tokenmill.value_reader import brief, path_of
 from tokenmill.weights.adapters.adapter import Adapter
 from tokenmill.weights.adapters.base import BaseWeights
 from tokenmill.weights.adapters.read import open_adapter
 
 log = logging.getLogger(__name__)
-
-MAX_RANK = 512  # as vLLM allows; one of 512 reads as much as a tenth of a matrix of 4,096 inputs
 
 
 class Adapters:
@@ -30,12 +28,19 @@ class Adapters:
     def __init__(self, loaded: LoadedModel, path: Path) -> None:
         self._loaded, self._path, self._lock = loaded, path, Lock()
         self._by_name: dict[str, Adapter] = {}
+        self._of_all: Adapter | None = None
+        config = loaded.config
+        for name, where in _named(config.lora_modules).items():
+            self.load(name, path_of(where))
+        if config.adapter is not None:
+            path = path_of(config.adapter)
+            self._of_all = self.load(path.name if path.is_dir() else path.stem, path, replace=True)
 
     @property
     def by_name(self) -> Mapping[str, Adapter]:
         return dict(self._by_name)
 
-    def load(self, name: str, path: Path, *, replace: bool = False, max_rank: int = MAX_RANK) -> Adapter:
+    def load(self, name: str, path: Path, *, replace: bool = False) -> Adapter:
         """Read an adapter, whole, and have the program take it. replace: under a name that is taken.
 
         ConfigError for a name that is taken, or a program that computes no adapters; CheckpointError for an adapter
@@ -48,10 +53,11 @@ class Adapters:
         loaded, resolved = self._loaded, self._loaded.resolved
         if reason := refusal(loaded):
             raise ConfigError("adapter", name, f"none: {reason}")
+        if name not in self._by_name and len(self._by_name) >= (most := resolved.config.max_loras):
+            raise CapacityError("adapters", len(self._by_name) + 1, most, "max_loras, or unload one")
         base = BaseWeights(self._path, resolved.model, resolved.scheme)
         dtype = getattr(torch, resolved.config.dtype)
-        limit = check_number("max_lora_rank", max_rank)
-        adapter = open_adapter(path, name, resolved.model, dtype, base, limit)
+        adapter = open_adapter(path, name, resolved.model, dtype, base, resolved.config.max_lora_rank)
         if adapter.left_out:
             count, first = len(adapter.left_out), adapter.left_out[0]
             log.warning("%s: left out are %d modules that text does not pass, such as %s", path, count, first)
@@ -67,14 +73,25 @@ class Adapters:
             self._by_name.pop(name, None)
 
     def find(self, name: str | None) -> Adapter | None:
-        """Find the adapter of that name; None for None. RequestError with the names that there are."""
+        """Find the adapter of that name; for None the one of every text, if any. RequestError for other names."""
         if name is None:
-            return None
+            return self._of_all
         found = self._by_name.get(name) if isinstance(name, str) else None
         if found is None:
             there = ", ".join(sorted(self._by_name)) or "there is none"
             raise RequestError(f"adapter {brief(name)} is not loaded: {there}", "adapter")
         return found
+
+
+def _named(given: str | None) -> dict[str, str]:
+    """Read the setting lora_modules: names and paths."""
+    found: dict[str, str] = {}
+    for each in filter(None, map(str.strip, (given or "").split(","))):
+        name, sign, path = each.partition("=")
+        if not sign or not name.strip() or not path.strip() or name.strip() in found:
+            raise ConfigError("lora_modules", given, "NAME=PATH, several with commas between, each name once")
+        found[name.strip()] = path.strip()
+    return found
 
 
 def refusal(loaded: LoadedModel) -> str:

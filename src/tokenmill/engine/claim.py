@@ -6,6 +6,7 @@ random number, penalties and masks. So a check costs as much as a prompt of that
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,13 +44,13 @@ class Difference:
     is_near: bool = False
 
 
-def sequence_of(core: Core, receipt: Receipt) -> Sequence:
+def sequence_of(core: Core, receipt: Receipt, adapter: Any = None) -> Sequence:
     """Make the sequence of a receipt's text as it was before the first token. RequestError or ConfigError for a receipt
     that no engine of this model and max_length could have given.
     """
     prompt, session = core.inputs.encode(list(receipt.prompt)), receipt.session
     begin = None if session is None else session["constrained_from"]
-    (sequence,) = core.inputs.sequences(prompt, receipt.sampling, constrained_from=begin)
+    (sequence,) = core.inputs.sequences(prompt, receipt.sampling, constrained_from=begin, adapter=adapter)
     if session is not None:
         start, before = session["answer_from"], session["before"]
         sequence.choosing, sequence.keep = replace(sequence.choosing, penalties_from=start), True
@@ -67,7 +68,7 @@ class Claim:
         self._error: Exception | None = None
         self._differences: list[Difference] = []
         fed, length = [*self._prompt, *self._tokens[:-1]], len(self._prompt)
-        self._scored = core.inputs.kept(fed, length - 1)
+        self._scored = core.inputs.kept(fed, length - 1, adapter=sequence.kept.adapter)
         self._scored.on_logits = self._collect
         self._held = Held(core, self._scored)
 

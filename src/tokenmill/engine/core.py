@@ -130,8 +130,8 @@ class Core:
         return Request(sequences, self.loop.clock() + timeout_s)
 
     def adapter(self, name: str | None) -> Any:
-        """Find a loaded adapter; None for None. RequestError for another name."""
-        return None if name is None else self.adapters.find(name)
+        """Find a loaded adapter; for None the one of every text, if any. RequestError for another name."""
+        return None if self.adapters is None else self.adapters.find(name)
 
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, once; CapacityError, with nothing queued, where max_waiting is exceeded."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenmill.engine.adapters import MAX_RANK
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
 from tokenmill.engine.embedding import embed
@@ -29,16 +28,14 @@ class Readings:
         found: Mapping[str, Adapter] = self.core.adapters.by_name
         return found
 
-    def load_adapter(
-        self, name: str, path: str | Path, *, replace: bool = False, max_lora_rank: int = MAX_RANK
-    ) -> Adapter:
+    def load_adapter(self, name: str, path: str | Path, *, replace: bool = False) -> Adapter:
         """Load an adapter (LoRA) of the model: a directory of PEFT or a GGUF file of llama.cpp. Requests name it.
 
         replace: an adapter of that name; texts that run go on with the earlier one. CheckpointError unless every tensor
         of it has a place in the model, with a list of the others; ConfigError for a program that computes no adapters.
         """
         self.core.check_open()
-        found: Adapter = self.core.adapters.load(name, path_of(path), replace=replace, max_rank=max_lora_rank)
+        found: Adapter = self.core.adapters.load(name, path_of(path), replace=replace)
         return found
 
     def unload_adapter(self, name: str) -> None:

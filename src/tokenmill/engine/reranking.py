@@ -55,10 +55,11 @@ def rerank(
     instruction: str | None = None,
     truncate: bool = False,
     salt: bytes = b"",
+    adapter: str | None = None,
     is_given_up: Callable[[], bool] = lambda: False,
 ) -> Ranking:
     """Score each document. instruction: what the query asks for, for a decoder. truncate: a document that is too long
-    is cut at its end, not refused. salt, is_given_up: see embedding.embed.
+    is cut at its end, not refused. salt, adapter, is_given_up: see embedding.embed.
 
     RequestError for a text that is empty or too long, for an instruction that a cross-encoder does not read, and for a
     model that scores no pairs.
@@ -75,7 +76,7 @@ def rerank(
     head = _head(core)
     if head is None:
         asked = INSTRUCTION if instruction is None else instruction
-        return _by_answers(core, query, documents, asked, truncate, salt, is_given_up)
+        return _by_answers(core, query, documents, asked, truncate, salt, is_given_up, core.adapter(adapter))
     if instruction is not None:
         raise RequestError("instruction: this model scores pairs of texts and reads no instruction")
     if head.num_labels != 1:
@@ -86,7 +87,7 @@ def rerank(
     pairs = for_each("document", documents, lambda each: _pair(core, query, each, limit if truncate else None))
     for_each("document", pairs, lambda each: core.inputs.check_length(len(each)))
     how = Pooling(head.pooling, normalize=False, dimensions=1, steps=head.steps)
-    found = ACTIVATIONS[head.activation](vectors(core, pairs, how, salt, is_given_up)[:, 0])
+    found = ACTIVATIONS[head.activation](vectors(core, pairs, how, salt, is_given_up, core.adapter(adapter))[:, 0])
     return Ranking(torch.from_numpy(np.ascontiguousarray(found)), tuple(map(len, pairs)))
 
 
@@ -140,6 +141,7 @@ def _by_answers(
     truncate: bool,
     salt: bytes,
     is_given_up: Callable[[], bool],
+    adapter: Any,
 ) -> Ranking:
     """Ask a decoder about each document."""
     if not core.loaded.model_config.has_head:
@@ -158,7 +160,7 @@ def _by_answers(
     prompts = for_each("document", documents, asked)
     for_each("document", prompts, lambda each: core.inputs.check_length(len(each)))
     both = [(prompt, answer) for prompt in prompts for answer in answers]
-    found = in_order(score_each(core, both, salt, is_given_up), len(both))
+    found = in_order(score_each(core, both, salt, is_given_up, adapter), len(both))
     pairs = zip(found[::2], found[1::2], strict=True)
     scores = [1 / (1 + math.exp(min(no.logprob - yes.logprob, 700.0))) for yes, no in pairs]
     return Ranking(torch.tensor(scores, dtype=torch.float32), tuple(map(len, prompts)))

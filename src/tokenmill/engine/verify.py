@@ -125,8 +125,11 @@ class _Check:
         if needed > config.max_length and needed <= core.loaded.model_config.context:
             self._why_unchecked = f"max_length is {config.max_length} here, and the receipt needs {needed}"
             return
+        adapter = self._adapter()
+        if receipt.model.get("adapter") is not None and adapter is None:
+            return
         try:
-            sequence = sequence_of(core, receipt)
+            sequence = sequence_of(core, receipt, adapter)
             core.inputs.encode(list(receipt.tokens) or list(receipt.prompt))
             core.scheduler.check_length(len(receipt.prompt) + len(receipt.tokens))
         except (RequestError, ConfigError) as error:
@@ -138,6 +141,16 @@ class _Check:
         self._sequence = sequence
         if receipt.tokens:
             self.claim = Claim(core, sequence, receipt.tokens, self._shift)
+
+    def _adapter(self) -> Any:
+        """Find the loaded adapter with the bytes of the receipt's; without it nothing can be computed."""
+        wanted = self._receipt.model.get("adapter")
+        loaded = {} if self._core.adapters is None else self._core.adapters.by_name
+        found = [each for each in loaded.values() if wanted is not None and each.digest.hex() == wanted["sha256"]]
+        if wanted is not None and not found:
+            what = f"the text is of adapter {wanted['name']!r} (sha256 {wanted['sha256']}), which is not loaded"
+            self._why_unchecked = f"{what}: load_adapter, or --adapter"
+        return found[0] if found else None
 
     def outcome(self) -> Verification:
         """Conclude the check, once the tokens have been computed."""

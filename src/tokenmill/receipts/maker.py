@@ -68,7 +68,7 @@ def template_digest(tokenizer: Tokenizer | None) -> str | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextOrigin:
-    """The origin of a text, for its receipt. reason: against a receipt, or None. session: see Receipt."""
+    """The origin of a text, for its receipt. reason: against a receipt, or None. session, adapter: see Receipt."""
 
     maker: ReceiptMaker
     params: SamplingParams
@@ -77,6 +77,7 @@ class TextOrigin:
     prompt: "array[int]"
     session: Mapping[str, Any] | None
     reason: str | None = None
+    adapter: Mapping[str, str] | None = None
 
     def __deepcopy__(self, _: object) -> "TextOrigin":
         return self
@@ -91,7 +92,8 @@ class TextOrigin:
             raise ReceiptError(self.reason)
         seed = self.seed if self.params.temperature else None
         sampling = replace(self.params, seed=seed, max_new_tokens=self.max_new_tokens, n=1, logprobs=None)
-        made_with = __version__, self.maker.model, self.maker.engine, sampling
+        model = self.maker.model if self.adapter is None else {**self.maker.model, "adapter": self.adapter}
+        made_with = __version__, model, self.maker.engine, sampling
         return Receipt(*made_with, tuple(self.prompt), tuple(tokens), text, finish_reason, stop_reason, self.session)
 
 
@@ -109,6 +111,7 @@ def ends_of(params: SamplingParams) -> dict[str, Any]:
 def origin_of(maker: ReceiptMaker, sequence: Sequence) -> TextOrigin:
     """Note what a sequence was computed from, when it ends."""
     num_prompt, choosing, session = sequence.num_prompt_tokens, sequence.choosing, None
+    adapter = sequence.kept.adapter
     if sequence.keep:
         starts = choosing.penalties_from, choosing.constrained_from
         answer_from, constrained_from = (num_prompt if start is None else start for start in starts)
@@ -122,4 +125,5 @@ def origin_of(maker: ReceiptMaker, sequence: Sequence) -> TextOrigin:
         array("I", sequence.tokens[:num_prompt]),
         session,
         None if sequence.kept.is_own else CONVERTED,
+        None if adapter is None else {"name": adapter.name, "sha256": adapter.digest.hex()},
     )

@@ -96,6 +96,11 @@ def _model(reader: ValueReader) -> dict[str, Any]:
     if template is not None:
         _check_digest(reader, "chat_template", template)
     found = {"name": reader.text("name"), "files": dict(files), "chat_template": template}
+    if reader.take("adapter", None) is not None:
+        adapter = reader.inside("adapter")
+        _check_digest(adapter, "sha256", adapter.take("sha256"))
+        found["adapter"] = {"name": adapter.text("name"), "sha256": adapter.take("sha256")}
+        adapter.refuse_unread(adapter.values)
     reader.refuse_unread(reader.values)
     return found
 

@@ -23,7 +23,8 @@ class Receipt:
 
     str() is JSON in one line.
 
-    tokenmill: the version. model: its name, and the sha256 of each of its files and of its chat template. engine: the
+    tokenmill: the version. model: its name, and the sha256 of each of its files and of its chat template; and, where an
+    adapter computed the text, "adapter": its name and the sha256 of its bytes. engine: the
     settings and the build on which texts depend. sampling: with the seed of this text and its own limit of new tokens.
     prompt, tokens: token ids. session: of a text that was continued, where the answer began, and what held before.
     is_changed: whether it was read with a hash that does not fit what it says.

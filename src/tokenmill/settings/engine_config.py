@@ -86,6 +86,14 @@ class EngineConfig:
     suffix_dir: str | None = setting(None,
         "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.", metavar="DIR")
     suffix_limit: int = setting(256, "Size limit of that directory in MB; the oldest texts are deleted.")
+    adapter: str | None = setting(None,
+        "An adapter (LoRA) that computes every text: a directory of PEFT, or a GGUF file of llama.cpp.",
+        metavar="PATH", options=("--lora",))
+    lora_modules: str | None = setting(None,
+        "Adapters beside the model, which requests name as their model: NAME=PATH, several with commas between.",
+        metavar="NAME=PATH,…")
+    max_loras: int = setting(64, "Adapters that are loaded at the same time; one more is refused.", minimum=1)
+    max_lora_rank: int = setting(512, "Largest rank of an adapter; one with a larger rank is refused.", minimum=1)
     threads: int | None = setting(None, "CPU threads. Default: torch's choice.", options=("-t",))
     tensor_parallel: int = setting(1,
         "Processes that divide the model's matrices among them (ranks), each with as many threads as --threads says.",
@@ -133,6 +141,7 @@ class EngineConfig:
         has_suffix = self.speculate in ("auto", "suffix", "adaptive")
         reads = f"auto or off, because speculation by {self.speculate!r} reads every token"
         shares = self.prefix_cache and self.cache
+        alone = self.tensor_parallel > 1 and "none: several ranks compute no adapters (tokenmill merge writes a model)"
         max_threads = max(16, 4 * (cores := os.cpu_count() or 1))
         # Every running sequence must be able to move by one token in every step. The setting that was given is blamed.
         is_crowded = self.max_step_tokens < self.max_sequences
@@ -144,6 +153,8 @@ class EngineConfig:
             "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
             "async_scheduling": self.async_scheduling == "on" and self.speculates and reads,
             "draft_model": self._draft_model_wanted,
+            "adapter": self.adapter is not None and alone,
+            "lora_modules": self.lora_modules is not None and alone,
             "suffix_dir": self.suffix_dir is not None and not has_suffix and f"none, {proposer}",
             "speculate": self.speculates and not self.cache and "off, because cache is off and guesses need one",
             "max_sequences": is_crowded and is_default and f"at most max_step_tokens, which is {self.max_step_tokens}",
@@ -215,6 +226,10 @@ class EngineKeywords(TypedDict, total=False):
     draft_model: str | PathLike[str] | None
     suffix_dir: str | PathLike[str] | None
     suffix_limit: int
+    adapter: str | PathLike[str] | None
+    lora_modules: str | None
+    max_loras: int
+    max_lora_rank: int
     threads: int | None
     tensor_parallel: int
     fingerprint: str

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from tokenmill.serve.http.errors import EngineDied, Json
 from tokenmill.serve.loop.service import Call, Service
 from tokenmill.serve.messages.parse import FOREIGN
-from tokenmill.serve.request.fields import check_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.recommended import OLLAMA, OPENAI, in_force
 from tokenmill.version import __version__
@@ -97,19 +96,24 @@ async def model(call: Call) -> Json:
     """Tell the model of that name."""
     is_other = ANTHROPIC in call.request.headers
     if not (is_other and call.name.startswith(FOREIGN)):
-        check_model(call.name, call.service.options.name)
-    return _other_card(call.service) if is_other else _card(call.service)
+        call.service.model.check_name(call.name)
+        adapter = call.service.model.adapter(call.name)
+        return _other_card(call.service, adapter) if is_other else _card(call.service, adapter)
+    return _other_card(call.service)
 
 
-def _card(service: Service) -> Json:
-    """Return the model in the form of OpenAI's API."""
-    head = {"id": service.options.name, "object": "model", "created": int(service.created), "owned_by": "tokenmill"}
+def _card(service: Service, adapter: str | None = None) -> Json:
+    """Return the model, or an adapter of it, in the form of OpenAI's API, with vLLM's fields."""
+    own, created = service.options.name, int(service.created)
+    head: Json = {"id": adapter or own, "object": "model", "created": created, "owned_by": "tokenmill"}
+    if adapter is not None:
+        head |= {"root": service.engine.adapters[adapter].path, "parent": own}
     return {**head, "max_model_len": service.engine.config.max_length}
 
 
-def _other_card(service: Service) -> Json:
-    """Return the model in the form of Anthropic's API."""
-    name, most = service.options.name, service.engine.config.max_length - 1
+def _other_card(service: Service, adapter: str | None = None) -> Json:
+    """Return the model, or an adapter of it, in the form of Anthropic's API."""
+    name, most = adapter or service.options.name, service.engine.config.max_length - 1
     return {
         "type": "model",
         "id": name,

@@ -39,7 +39,7 @@ async def generate(call: Call) -> Response | dict[str, Any]:
     ask = parse(call.body, service.model)
     if not isinstance(ask, Ask):
         return ask  # there is nothing to generate
-    ask.tenant = call.tenant
+    ask.tenant, ask.adapter = call.tenant, service.model.adapter(call.body.model)
     work = RequestWork(service, call.request, ask, call.route)
     work.check_number()
     if ask.stream:
@@ -88,18 +88,24 @@ class RequestWork:
                     await self.service.driver.score(sequence)
         except TimeoutError:
             raise DeadlinePassed("the deadline has passed before the prompt was computed") from None
-        name, fingerprint = self.service.options.name, self.service.fingerprint
+        name = self.ask.adapter or self.service.options.name
         assert self.route.writer is not None, "the route generates"
-        form = self.route.writer(self.ask, prepared, name, fingerprint, engine.tokenizer)
+        form = self.route.writer(self.ask, prepared, name, self._fingerprint, engine.tokenizer)
         if written is not None and self.ask.stream:
             await self.service.in_thread(self.request, self._resume, prepared, form, written)
         return prepared, form
 
+    @property
+    def _fingerprint(self) -> str:
+        """Return what texts depend on beside the request: of the service, and of the adapter's bytes."""
+        adapter = None if self.ask.adapter is None else self.service.engine.core.adapter(self.ask.adapter)
+        return self.service.fingerprint + ("" if adapter is None else f"_{adapter.digest.hex()[:8]}")
+
     def _take_up(self, written: Resumption) -> None:
         """Take the seed and the time with which the stream began; a new one gets a seed that can be told."""
-        other = written.begun.get("system_fingerprint", self.service.fingerprint)
-        if other != self.service.fingerprint:
-            message = f"a stream of {other} cannot go on here, where texts may be others: {self.service.fingerprint}"
+        own = self._fingerprint
+        if (other := written.begun.get("system_fingerprint", own)) != own:
+            message = f"a stream of {other} cannot go on here, where texts may be others: {own}"
             raise ApiError(409, message, code="other_fingerprint")
         if self.ask.seed in (None, -1) or "seed" in written.begun:
             self.ask.seed = written.begun.get("seed", secrets.randbelow(2**32))

@@ -54,7 +54,7 @@ class Service:
     def __post_init__(self) -> None:
         loaded = self.engine.core.loaded
         self.fingerprint = system_fingerprint(loaded)
-        self.model = Model(loaded, self.options.name, self.options.is_strict)
+        self.model = Model(loaded, self.options.name, self.options.is_strict, self.engine.core.adapters)
 
     async def in_thread(self, request: Request, do: Callable[..., T], *given: Any) -> T:
         """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.ask import Ask, field_of
-from tokenmill.serve.request.fields import Body, Int64, ListOf, check_model
+from tokenmill.serve.request.fields import Body, Int64, ListOf
 from tokenmill.serve.request.prompt import Model
 from tokenmill.value_reader import brief
 
@@ -72,7 +72,7 @@ class MessagesBody(CountBody):
 def parse_messages(body: CountBody, model: Model) -> Ask:
     """Read a conversation: one to be answered, or to be counted."""
     if not (body.model or "").startswith(FOREIGN):
-        check_model(body.model, model.name)
+        model.check_name(body.model)
     body.check()
     ask = Ask()
     if system := _system(body.system, ask):

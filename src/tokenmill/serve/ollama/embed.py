@@ -37,7 +37,7 @@ async def embed(call: Call) -> Json:
     begun_s, body = time.perf_counter(), call.body
     call.service.check_ready()
     body.check()
-    check_served(body.model, call.service.options.name)
+    check_served(body.model, call.service.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     found = await vectors_of(call, texts, body.dimensions, truncate=body.truncate)
     return {
@@ -53,6 +53,6 @@ async def embeddings(call: Call) -> Json:
     """Give the vector of one text, as /api/embed does, in the older form."""
     call.service.check_ready()
     call.body.check()
-    check_served(call.body.model, call.service.options.name)
+    check_served(call.body.model, call.service.model)
     found = await vectors_of(call, [call.body.prompt], None, truncate=True)
     return {"embedding": found.vectors[0].tolist()}

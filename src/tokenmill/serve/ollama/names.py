@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.fields import LATEST, SETTINGS, nearest
+from tokenmill.serve.request.prompt import Model
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 from tokenmill.value_reader import brief
 
@@ -53,11 +54,14 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
 
 
-def check_served(asked: str, served: str) -> None:
-    """Raise ApiError 404 for another model than the served one. Letters may be of either case, as in Ollama."""
-    if tagged(asked).casefold() != tagged(served).casefold():
+def check_served(asked: str, model: Model) -> None:
+    """Raise ApiError 404 for another model than the served one, and its adapters. Letters may be of either case, as in
+    Ollama.
+    """
+    if tagged(asked).casefold() not in [tagged(name).casefold() for name in (model.name, *model.adapters)]:
+        there = " and ".join(map(repr, [model.name, *model.adapters][:20]))
         raise ApiError(
-            404, f"model {brief(asked)} not found: {served!r} is served here, and `tokenmill serve` serves another"
+            404, f"model {brief(asked)} not found: {there} is served here, and `tokenmill serve` serves another"
         )
 
 

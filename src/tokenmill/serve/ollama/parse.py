@@ -109,7 +109,7 @@ def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
 
 def _checked(body: OllamaBody, model: Model) -> bool:
     """Check the model's name and keep_alive; return whether the model is to be unloaded."""
-    check_served(body.model, model.name)
+    check_served(body.model, model)
     return unloads(body.keep_alive)
 
 

@@ -77,7 +77,7 @@ def _check_named(call: Call) -> None:
     """Raise ApiError where a body names no model, or another than the one that is served."""
     if not call.body.asked:
         raise ApiError(400, "model is required", "model")
-    check_served(call.body.asked, call.service.options.name)
+    check_served(call.body.asked, call.service.model)
 
 
 class ModelFacts:

@@ -16,11 +16,12 @@ MAX_TEXTS = 2048  # as OpenAI's API has it
 
 
 async def computed(call: Call, compute: Callable[[Engine, Any, Json], T], given: Any, do: Json) -> T:
-    """Call compute(engine, given, do) in a thread, unless the client leaves. do: gets the tenant's salt, and what says
-    that the client has left.
+    """Call compute(engine, given, do) in a thread, unless the client leaves. do: gets the tenant's salt, the adapter
+    that the request names as its model, and what says that the client has left.
     """
     is_gone = Event()
-    do = {**do, "salt": call.tenant, "is_given_up": is_gone.is_set}
+    adapter = call.service.model.adapter(call.body.model)
+    do = {**do, "salt": call.tenant, "adapter": adapter, "is_given_up": is_gone.is_set}
     try:
         work = call.service.waiting(call.request, compute, call.service.engine, given, do)
         return await unless_disconnected(call.request, work)

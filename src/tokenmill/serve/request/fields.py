@@ -7,7 +7,7 @@ almost another's. An unknown field is accepted, and the answer names it in `warn
 wrong entry: to note an error for each of a million takes the event loop for seconds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import SequenceMatcher
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -79,10 +79,22 @@ class Body(Nullable):
 LATEST = ":latest"  # the tag of a name without one, which Ollama's clients add on every route
 
 
-def check_model(name: str | None, served: str) -> None:
-    """Raise ApiError 404 for another model than the one that is served."""
-    if name is not None and name not in (served, f"{served}{LATEST}"):
-        raise ApiError(404, f"the model {name!r} is not served here; there is {served!r}", "model", "model_not_found")
+def adapter_of(name: str | None, adapters: Collection[str]) -> str | None:
+    """Find the adapter that a request names as its model, by a name in letters of either case, as in Ollama."""
+    if name is None or name in adapters:
+        return name
+    plain = name.removesuffix(LATEST).casefold()
+    return next((each for each in adapters if each.casefold() == plain), None)
+
+
+def check_model(name: str | None, served: str, adapters: Collection[str] = ()) -> None:
+    """Raise ApiError 404 for another model than the one that is served, or an adapter of it."""
+    names = [served, *adapters]
+    if name is None or name in names or name.removesuffix(LATEST) in names:
+        return
+    meant, there = nearest(name, names), " and ".join(map(repr, names[:20]))
+    hint = f"; is {meant!r} meant?" if meant is not None else ""
+    raise ApiError(404, f"the model {name!r} is not served here; there is {there}{hint}", "model", "model_not_found")
 
 
 def _names(name: str, field: FieldInfo) -> list[str]:

@@ -81,13 +81,14 @@ def _prepared(
         _check_min_tokens(ask.sampling.get("min_new_tokens"), num_new, _limit(core) - len(tokens))
         with about_constraint(constrained):
             params = SamplingParams(**{**settings, "max_new_tokens": num_new})
-            sequences += core.request(tokens, params, priority=ask.priority, salt=salt).sequences
+            sequences += core.request(tokens, params, priority=ask.priority, salt=salt, adapter=ask.adapter).sequences
     if ask.wants_receipt:
         _read_model(core)
     if ask.shown_prompt_logprobs is not None and ask.stream:
         raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of the two", "prompt_logprobs")
     count = ask.num_prompt_logprobs
-    noted = [] if count is None else [prompt_logprobs(core, each, count, ask.priority, salt) for each in prompts]
+    shared = ask.priority, salt, core.adapter(ask.adapter)
+    noted = [] if count is None else [prompt_logprobs(core, each, count, *shared) for each in prompts]
     for sequence in (*sequences, *(scored for scored, _ in noted)):
         sequence.client = ask.tenant
     told = (*answer.warnings, *told_of(constrained, sequences[0].choosing.constraint))

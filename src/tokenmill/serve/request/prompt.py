@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tokenmill.engine.adapters import Adapters
 from tokenmill.engine.core import Core
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.http.errors import ApiError, about
 from tokenmill.serve.request.ask import BUDGETS, Ask
 from tokenmill.serve.request.calling import Calling, calling_of, in_turns, model_tools
-from tokenmill.serve.request.fields import Body, check_model
+from tokenmill.serve.request.fields import Body, adapter_of, check_model
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.history import unread
 from tokenmill.text.turns import turns_of
@@ -32,14 +33,30 @@ _words: WeakKeyDictionary[Tokenizer, list[str]] = WeakKeyDictionary()
 
 
 class Model:
-    """The model, as far as a parser must know it. name: to clients. is_strict: unknown fields are refused."""
+    """The model, as far as a parser must know it. name: to clients. is_strict: unknown fields are refused. adapters:
+    the names of those that are loaded, which clients name as models.
+    """
 
-    def __init__(self, loaded: LoadedModel, name: str, is_strict: bool) -> None:
+    def __init__(self, loaded: LoadedModel, name: str, is_strict: bool, adapters: Adapters | None = None) -> None:
         self.loaded, self.name, self.is_strict = loaded, name, is_strict
+        self._adapters = adapters
+
+    @property
+    def adapters(self) -> List[str]:
+        """List the names of the loaded adapters."""
+        return [] if self._adapters is None else sorted(self._adapters.by_name)
+
+    def adapter(self, name: str | None) -> str | None:
+        """Find the adapter that a request names as its model; None for the model itself."""
+        return adapter_of(name, self.adapters)
+
+    def check_name(self, name: str | None) -> None:
+        """Raise ApiError for a name that is neither the model's nor an adapter's."""
+        check_model(name, self.name, self.adapters)
 
     def check(self, body: Body) -> None:
         """Raise ApiError for a body that names another model, or asks for what is not served."""
-        check_model(body.model, self.name)
+        self.check_name(body.model)
         body.check()
         self.check_known(body.unknown)
 

@@ -17,7 +17,7 @@ import pydantic_core
 
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.ask import Ask, field_of
-from tokenmill.serve.request.fields import Body, Int64, ListOf, check_model
+from tokenmill.serve.request.fields import Body, Int64, ListOf
 from tokenmill.serve.request.prompt import Model
 from tokenmill.value_reader import brief
 
@@ -82,7 +82,7 @@ class ResponsesBody(Body):
 
 def parse_responses(body: ResponsesBody, model: Model) -> Ask:
     """Read a conversation. Ask.own: what the answer repeats, and how it names the functions."""
-    check_model(body.model, model.name)
+    model.check_name(body.model)
     body.check()
     ask = Ask(stream=body.stream)
     if isinstance(body.instructions, str) and body.instructions:
