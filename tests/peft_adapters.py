@@ -29,14 +29,19 @@ TARGETS = {
 
 def save_adapter(name: str, folder: Path, seed: int = 0, **config: Any) -> Any:
     """Save an adapter of the tiny model of that name in a folder; return PEFT's model."""
+    kind = next((each for each in TARGETS if name == each or name.startswith(f"{each}-")), "")
+    return save_adapter_of(reference(name), folder, seed, **{"target_modules": TARGETS.get(kind, ALL), **config})
+
+
+def save_adapter_of(base: Any, folder: Path, seed: int = 0, **config: Any) -> Any:
+    """Save an adapter of a model in a folder; return PEFT's model."""
     from peft import LoraConfig, get_peft_model
 
-    kind = next((each for each in TARGETS if name == each or name.startswith(f"{each}-")), "")
-    settings = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS.get(kind, ALL), **config}
+    settings = {"r": 4, "lora_alpha": 8, **config}
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")  # of tied weights, of targets in experts, of models without a hub's name
         torch.manual_seed(100 + seed)
-        model = get_peft_model(copy.deepcopy(reference(name)), LoraConfig(**settings))
+        model = get_peft_model(copy.deepcopy(base), LoraConfig(**settings))
         for label, parameter in model.named_parameters():
             if not parameter.requires_grad:  # it is not saved
                 continue

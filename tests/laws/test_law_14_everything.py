@@ -1,6 +1,6 @@
 """Law 14: everything at once. Several threads, scarce blocks, shared blocks on disk, forks, rewinds, edits, saves,
-opens (converted too), scores, streams closed early and resumed, deadlines, interrupts, constraints, and drafts out of a
-store on disk: every text is that of a quiet engine.
+opens (converted too), scores, streams closed early and resumed, deadlines, interrupts, constraints, drafts out of a
+store on disk, and adapters, loaded and unloaded meanwhile: every text is that of a quiet engine.
 
 TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
 """
@@ -20,6 +20,7 @@ from tests.byte_model import THINK, save_thinking_model
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.mtp_models import save_with_mtp
+from tests.peft_adapters import save_adapter
 from tests.state_model import save_with_states
 from tests.tiny_models import HYBRIDS, VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
@@ -77,19 +78,20 @@ class Quiet:
         settings = {**settings, **alone}
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
         self.constraints = constraints_for(self.engine.core.loaded.tokenizer)
+        self.adapters = {}
         self.lock, self.texts, self.scores, self.vectors = threading.Lock(), {}, {}, {}
 
-    def text(self, tokens, sampling):
-        key = (tuple(tokens), str(sorted(sampling.items())))
+    def text(self, tokens, sampling, adapter=None):
+        key = (tuple(tokens), str(sorted(sampling.items())), adapter)
         with self.lock:
             if key not in self.texts:
-                self.texts[key] = self.engine.generate(list(tokens), **sampling).tokens
+                self.texts[key] = self.engine.generate(list(tokens), adapter=adapter, **sampling).tokens
             return self.texts[key]
 
-    def says(self, tokens, sampling, found, whole=True):
+    def says(self, tokens, sampling, found, whole=True, adapter=None):
         """Whether this engine says what was found. All programs but native compute other last bits in other batches:
         there, a token may differ where logits that differ by 1e-5 choose it too, and so may what follows it."""
-        text = self.text(tokens, sampling)
+        text = self.text(tokens, sampling, adapter)
         same = next((at for at, (one, other) in enumerate(zip(text, found, strict=False)) if one != other), None)
         if same is None:
             return len(found) == len(text) if whole else len(found) <= len(text)
@@ -97,7 +99,7 @@ class Quiet:
             return False
         tokens = [*tokens, *text[:same]]
         with self.lock:
-            logits_V = self.engine.logits(tokens)[-1]
+            logits_V = self.engine.logits(tokens, adapter=adapter)[-1]
         params = SamplingParams(**sampling)
         mask = mask_of(self.engine, params, tokens[: len(tokens) - same], text[:same])
         row = Row(Choosing(params, params.seed or 0), len(tokens), tokens, len(tokens) - same, mask)
@@ -110,18 +112,24 @@ class Quiet:
             found = self.engine.verify(receipt)
         return found.is_verified or (self.engine.program_name != "native" and found.verdict == "consistent")
 
-    def score(self, tokens, choices):
-        key = (tuple(tokens), tuple(map(tuple, choices)))
+    def score(self, tokens, choices, adapter):
+        key = (tuple(tokens), tuple(map(tuple, choices)), adapter)
         with self.lock:
             if key not in self.scores:
-                self.scores[key] = self.engine.score(list(tokens), choices)
+                self.scores[key] = self.engine.score(list(tokens), choices, adapter=adapter)
             return self.scores[key]
 
-    def vector(self, tokens, pooling):
-        key = (tuple(tokens), pooling)
+    def named(self, adapter):
+        """The name here of an adapter of the other engine, which may have gone there."""
+        if adapter is None:
+            return None
+        return next(name for name, each in self.engine.adapters.items() if each.digest == adapter.digest)
+
+    def vector(self, tokens, pooling, adapter):
+        key = (tuple(tokens), pooling, adapter)
         with self.lock:
             if key not in self.vectors:
-                self.vectors[key] = self.engine.embed(list(tokens), pooling=pooling)
+                self.vectors[key] = self.engine.embed(list(tokens), pooling=pooling, adapter=adapter)
             return self.vectors[key]
 
 
@@ -147,6 +155,10 @@ class Worker:
         thinks = self.quiet.constraints is CONSTRAINTS and self.random.random() < 0.3
         return [*begin, *more, *THINK[:thinks]]
 
+    def adapter(self):
+        """One of those that both engines have, or none."""
+        return self.random.choice([None, None, *self.quiet.adapters])
+
     def sampling(self):
         new = {"max_new_tokens": self.random.randint(1, 9), "ignore_eos": True}
         if self.random.random() < 0.4:
@@ -171,46 +183,50 @@ class Worker:
 
     def do_generate(self):
         prompts, sampling = [self.tokens() for _ in range(self.random.randint(1, 3))], self.sampling()
-        done = self.engine.generate(prompts, **sampling)
+        adapter = self.adapter()
+        done = self.engine.generate(prompts, adapter=adapter, **sampling)
         for one, each in zip(prompts, done, strict=True):
-            assert self.quiet.says(one, sampling, each.tokens)
+            assert self.quiet.says(one, sampling, each.tokens, adapter=adapter)
         assert self.quiet.verifies(self.random.choice(done).receipt())
 
     def do_close_a_stream(self):
-        tokens, sampling = self.tokens(), self.sampling()
-        stream, seen = self.engine.stream(tokens, **sampling), ()
+        tokens, sampling, adapter = self.tokens(), self.sampling(), self.adapter()
+        stream, seen = self.engine.stream(tokens, adapter=adapter, **sampling), ()
         for piece in stream:
             seen += piece.tokens
             if self.random.random() < 0.5:
                 break
         if self.random.random() < 0.5:
             stream.close()
-        assert self.quiet.says(tokens, sampling, seen, whole=False)
+        assert self.quiet.says(tokens, sampling, seen, whole=False, adapter=adapter)
 
     def do_resume_a_stream(self):
-        tokens, sampling = self.tokens(), self.sampling()
-        stream, seen, length = self.engine.stream(tokens, **sampling), [], self.random.randint(0, 9)
+        tokens, sampling, adapter = self.tokens(), self.sampling(), self.adapter()
+        stream, seen = self.engine.stream(tokens, adapter=adapter, **sampling), []
+        length = self.random.randint(0, 9)
         for piece in stream:
             seen += piece.tokens
             if len(seen) > length:
                 break
         stream.close()
         core = self.engine.core
-        (done,) = core.finish([core.request(tokens, SamplingParams(**sampling), emitted=[seen])])
-        assert list(done.tokens[: len(seen)]) == seen and self.quiet.says(tokens, sampling, done.tokens)
+        (done,) = core.finish([core.request(tokens, SamplingParams(**sampling), emitted=[seen], adapter=adapter)])
+        assert list(done.tokens[: len(seen)]) == seen
+        assert self.quiet.says(tokens, sampling, done.tokens, adapter=adapter)
         assert self.quiet.verifies(done.receipt())
 
     def do_score(self):
-        tokens, choices = self.tokens(), [self.tokens()[-3:], [1], [2, 3]]
-        found = self.engine.score(tokens, choices)
-        assert found == pytest.approx(self.quiet.score(tokens, choices), abs=1e-4)
+        tokens, choices, adapter = self.tokens(), [self.tokens()[-3:], [1], [2, 3]], self.adapter()
+        found = self.engine.score(tokens, choices, adapter=adapter)
+        assert found == pytest.approx(self.quiet.score(tokens, choices, adapter), abs=1e-4)
 
     def do_embed(self):
         if refuse_rows(self.engine.core.loaded):  # several ranks hand out no rows
             return
         texts, pooling = [self.tokens() for _ in range(self.random.randint(1, 3))], self.random.choice(POOLINGS)
-        for vector, tokens in zip(self.engine.embed(texts, pooling=pooling), texts, strict=True):
-            wanted = self.quiet.vector(tokens, pooling)
+        adapter = self.adapter()
+        for vector, tokens in zip(self.engine.embed(texts, pooling=pooling, adapter=adapter), texts, strict=True):
+            wanted = self.quiet.vector(tokens, pooling, adapter)
             if self.engine.program_name == "native":
                 assert torch.equal(vector, wanted)
             else:
@@ -234,8 +250,23 @@ class Worker:
     def do_other_tenant(self):
         tokens, sampling = self.tokens(), self.sampling()
         core = self.engine.core
-        request = core.request(tokens, SamplingParams(**sampling), salt=b"tenant %d" % self.random.randint(0, 1))
-        assert self.quiet.says(tokens, sampling, core.finish([request])[0].tokens)
+        salt, adapter = b"tenant %d" % self.random.randint(0, 1), self.adapter()
+        request = core.request(tokens, SamplingParams(**sampling), salt=salt, adapter=adapter)
+        assert self.quiet.says(tokens, sampling, core.finish([request])[0].tokens, adapter=adapter)
+
+    def do_load_an_adapter(self):
+        """Under another name, which goes while a text of it is running; under a name with other bytes before."""
+        if not self.quiet.adapters:
+            return
+        adapter, name = self.random.choice([*self.quiet.adapters]), f"of {self.number}"
+        self.engine.load_adapter(name, self.quiet.adapters[adapter], replace=True)
+        tokens, sampling = self.tokens(), self.sampling()
+        stream = self.engine.stream(tokens, adapter=name, **sampling)
+        session = self.engine.session(tokens, adapter=name)
+        if self.random.random() < 0.5:
+            self.engine.unload_adapter(name)
+        assert self.quiet.says(tokens, sampling, [t for piece in stream for t in piece.tokens], adapter=adapter)
+        self.sessions.append(session)
 
     def do_interrupt(self):
         """At some line of the caller's: the engine's thread gets no signal."""
@@ -252,7 +283,7 @@ class Worker:
         assert self.quiet.says(tokens, sampling, done.tokens)
 
     def do_session(self):
-        self.sessions.append(self.engine.session(self.tokens()))
+        self.sessions.append(self.engine.session(self.tokens(), adapter=self.adapter()))
 
     def session(self):
         if not self.sessions:
@@ -279,7 +310,7 @@ class Worker:
         done = session.generate(prompt, **sampling)
         assert not compare or self.random.random() < 0.5 or self.quiet.verifies(done.receipt())
         found = done.tokens
-        assert not compare or self.quiet.says(before, sampling, found)
+        assert not compare or self.quiet.says(before, sampling, found, adapter=self.quiet.named(session.adapter))
         assert session.tokens == (*before, *found)
 
     def do_answer(self):
@@ -393,6 +424,23 @@ def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path)
     everything_at_once(tmp_path / "mixed", PROGRAMS["native, adaptive"], tmp_path)
 
 
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "gemma3_text", "qwen3_5_text")]
+
+
+@pytest.mark.parametrize("program", slow_but(("native, adaptive", "eager")))
+@pytest.mark.parametrize("family", ("llama", *OTHERS))
+def test_every_text_of_several_adapters(family, program, models, tmp_path):
+    """Of the model alone, too: one on all matrices, one with the embedding, one with DoRA of a few."""
+    kinds = {
+        "all": {},
+        "embedding": {"target_modules": ["embed_tokens", "q_proj"], "r": 3},
+        "dora": {"target_modules": ["v_proj", "o_proj"], "use_dora": True, "use_rslora": True, "r": 17},
+    }
+    for number, (name, config) in enumerate(kinds.items()):
+        save_adapter(family, tmp_path / name, seed=number, **config)
+    everything_at_once(save(family, models), PROGRAMS[program], tmp_path, adapters=[tmp_path / name for name in kinds])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if "native" in name])
 @pytest.mark.parametrize("family", ("llama", "mixtral", "gpt_oss"))
@@ -423,9 +471,10 @@ def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
     everything_at_once(save(family, models), settings, tmp_path)
 
 
-def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
+def everything_at_once(model, settings, tmp_path, foreign="bfloat16", adapters=()):
     settings = {"dtype": "float32", **settings}
     quiet = Quiet(model, **settings)
+    quiet.adapters = {path.name: path for path in adapters}
     foreign = load(model, dtype=foreign, max_length=96, program=settings["program"]).session([*BEGINNINGS[2], 7])
     foreign.save(tmp_path / "foreign.kv")
     how = {
@@ -438,6 +487,9 @@ def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
     if settings.get("speculate") in DRAFT_FROM_TEXTS:
         how |= {"suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
     engine = load(model, **how)
+    for name, path in quiet.adapters.items():
+        for each in (engine, quiet.engine):
+            each.load_adapter(name, path)
     workers = [Worker(number, engine, quiet, tmp_path, tmp_path / "foreign.kv") for number in range(THREADS)]
     run_at_once(workers, SECONDS)
     for worker in workers:
@@ -445,6 +497,10 @@ def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
             session.close()
     engine.close()
     again = load(model, **how)  # a later process, from the blocks on disk
+    for name, path in quiet.adapters.items():
+        again.load_adapter(name, path)
     for tokens in BEGINNINGS:
-        sampling = {"max_new_tokens": 6, "ignore_eos": True}
-        assert quiet.says([*tokens, 9], sampling, again.generate([*tokens, 9], **sampling).tokens)
+        for adapter in (None, *quiet.adapters):
+            sampling = {"max_new_tokens": 6, "ignore_eos": True}
+            done = again.generate([*tokens, 9], adapter=adapter, **sampling)
+            assert quiet.says([*tokens, 9], sampling, done.tokens, adapter=adapter)

@@ -79,6 +79,11 @@ class Session:
         return tokenizer.decode(self.tokens, skip_special=False)
 
     @property
+    def adapter(self) -> Any:
+        """Return the adapter that computes the text, or None."""
+        return self._sequence.kept.adapter
+
+    @property
     def num_cached(self) -> int:
         """Count the tokens whose rows are in the cache, or in the file that the session was opened from."""
         sequence, end = self._sequence, self._end
