@@ -336,6 +336,7 @@ VERBS: Names = {
     "pull": "tokenmill.cli.pull",
     "quantize": "tokenmill.cli.quantize.verb",
     "pack": "tokenmill.cli.pack",
+    "merge": "tokenmill.cli.merge",
     "compile": "tokenmill.cli.compile",
     "presets": "tokenmill.cli.presets",
     "list": "tokenmill.cli.list",

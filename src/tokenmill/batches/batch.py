@@ -43,6 +43,8 @@ def facts_of(core: Core, task: Task) -> Json:
     model = {name: value for name, value in loaded.compatibility.items() if name != "model"}
     template = loaded.tokenizer.chat_template if loaded.tokenizer is not None else None
     model["chat_template"] = None if template is None else sha256(str(template).encode()).hexdigest()[:16]
+    if core.adapters is not None and core.adapters.of_settings:
+        model["adapters"] = {each.name: each.digest.hex() for each in core.adapters.of_settings}
     return {"model": model, "longest_text": loaded.resolved.longest_text, "task": task.facts(core)}
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import JSON, MODEL, MODEL_NAME, OUTPUT, QUIET, option
+from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, QUIET, argument, option
 from tokenmill.cli.process.display import echo, print_json, progress_on_stderr
 from tokenmill.memory.interrupts import held_interrupts
 
@@ -14,10 +14,8 @@ EXAMPLES = (
 
 
 def command(
-    model: str = MODEL_NAME,
-    adapter: Path = option(
-        ..., "The adapter: a directory of PEFT, or a GGUF file of llama.cpp.", MODEL, positional=True
-    ),
+    model: str = argument(..., "MODEL", "As everywhere: a directory, .gguf file, short name or hub name.", MODEL),
+    adapter: Path = argument(..., "ADAPTER", "A directory of PEFT, or a GGUF file of llama.cpp.", MODEL),
     output: Path = option(..., "The new directory, in Hugging Face layout.", OUTPUT, "-o", metavar="DIR"),
     dtype: str = option("auto", "Of the weights that are written: float32, bfloat16 or float16.", MODEL),
     json: bool = JSON,

@@ -89,6 +89,12 @@ RECORD = option(
     SERVER,
     metavar="FILE",
 )
+LORA_FOLDER = option(
+    None,
+    "Clients may load and unload adapters (LoRA) that lie in this folder. Default: only those of --lora-modules.",
+    SERVER,
+    metavar="DIR",
+)
 CONFIG_FILE = option(
     None,
     "TOML file with options by their names, without the dashes. What is typed goes over it.",
@@ -131,6 +137,7 @@ def command(
     seed: int | None = SEED,
     strict: bool = option(False, "Refuse unknown fields of requests.", SERVER),
     record: Path | None = RECORD,
+    lora_folder: Path | None = LORA_FOLDER,
     offline: bool = option(False, "Fetch nothing: use only models that are in the cache.", SERVER),
     config: Path | None = CONFIG_FILE,
     preset: str | None = PRESET,
@@ -148,6 +155,10 @@ def command(
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.values))
     if replicas > 1 and batch_dir is not None:
         raise ConfigError("--batch-dir", str(batch_dir), "without --replicas: several engines take no batches")
+    if replicas > 1 and lora_folder is not None:
+        raise ConfigError("--lora-folder", str(lora_folder), "without --replicas: one engine alone would load it")
+    if lora_folder is not None and not lora_folder.is_dir():
+        raise ConfigError("--lora-folder", str(lora_folder), "a folder that is there")
     if chat_template is not None:
         read_template(chat_template)  # refused here, before torch is imported
     engine = replace(engine, model=model, generation_config=generation_config)
@@ -177,6 +188,7 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         "seed": given["seed"],
         "tool_format": given["tool_format"],
         "record": given["record"],
+        "lora_folder": given["lora_folder"],
     }
 
 

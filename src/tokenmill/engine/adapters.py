@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The adapters of one model, by name. path: of the model's files.
+    """The adapters of one model, by name. path: of the model's files. of_settings: those that its settings name.
 
     A text that runs goes on with its adapter when that is unloaded, or another one is loaded under its name; the memory
     is given back when the last such text has ended.
@@ -35,6 +35,7 @@ class Adapters:
         if config.adapter is not None:
             path = path_of(config.adapter)
             self._of_all = self.load(path.name if path.is_dir() else path.stem, path, replace=True)
+        self.of_settings = tuple(self._by_name.values())
 
     @property
     def by_name(self) -> Mapping[str, Adapter]:

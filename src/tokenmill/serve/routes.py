@@ -4,7 +4,7 @@ in protocols.py.
 A route is a function that gets a Call and returns a response or its JSON.
 """
 
-from tokenmill.serve.facts import document, page, status, tokens
+from tokenmill.serve.facts import adapters, document, page, status, tokens
 from tokenmill.serve.messages.parse import CountBody, parse_messages
 from tokenmill.serve.ollama import embed as ollama_embed
 from tokenmill.serve.ollama import routes as ollama
@@ -30,6 +30,8 @@ ROUTES = (
     Route("GET", "/api/version", ollama.version, (400,), protocol=OLLAMA),
     Route("POST", "/api/show", ollama.show, NAMED, ollama.OllamaModelBody, protocol=OLLAMA),
     Route("POST", "/api/pull", ollama.pull, NAMED, ollama.OllamaModelBody, protocol=OLLAMA),
+    Route("POST", "/v1/load_lora_adapter", adapters.load, (*NAMED, 403, 409), adapters.LoadBody),
+    Route("POST", "/v1/unload_lora_adapter", adapters.unload, (*NAMED, 403), adapters.UnloadBody),
     Route("POST", "/tokenize", tokens.tokenize, NAMED, tokens.TokenizeBody),
     Route("POST", "/detokenize", tokens.detokenize, NAMED, tokens.DetokenizeBody),
     Route("GET", "/tokenizer_info", tokens.tokenizer_info, (400,)),

@@ -83,13 +83,15 @@ async def version(call: Call) -> Json:
 
 
 async def models(call: Call) -> Json:
-    """Tell the model that is served."""
+    """Tell the model that is served, and its adapters, which requests may name as models."""
     name, length = call.service.options.name, call.service.engine.config.max_length
+    names = [None, *call.service.model.adapters]
     if ANTHROPIC in call.request.headers:
-        return {"data": [_other_card(call.service)], "has_more": False, "first_id": name, "last_id": name}
+        cards = [_other_card(call.service, each) for each in names]
+        return {"data": cards, "has_more": False, "first_id": name, "last_id": cards[-1]["id"]}
     # What Codex looks for: the length that is configured, not the one that the model was trained for.
-    described = [{"slug": name, "display_name": name, "context_window": length}]
-    return {"object": "list", "data": [_card(call.service)], "models": described}
+    described = [{"slug": each or name, "display_name": each or name, "context_window": length} for each in names]
+    return {"object": "list", "data": [_card(call.service, each) for each in names], "models": described}
 
 
 async def model(call: Call) -> Json:

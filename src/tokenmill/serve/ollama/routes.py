@@ -43,7 +43,8 @@ class OllamaModelBody(Body):
 
 async def tags(call: Call) -> Json:
     """Tell the model that is served."""
-    return {"models": [ModelFacts(call.service).listed]}
+    names = [None, *call.service.model.adapters]
+    return {"models": [ModelFacts(call.service, each).listed for each in names]}
 
 
 async def running(call: Call) -> Json:
@@ -59,7 +60,7 @@ async def version(call: Call) -> Json:
 async def show(call: Call) -> Json:
     """Tell what the model is and can do."""
     _check_named(call)
-    return ModelFacts(call.service).shown
+    return ModelFacts(call.service, call.service.model.adapter(call.body.asked)).shown
 
 
 async def pull(call: Call) -> Response | Json:
@@ -81,10 +82,12 @@ def _check_named(call: Call) -> None:
 
 
 class ModelFacts:
-    """The facts of the model, as the routes that tell of it answer."""
+    """The facts of the model, or of an adapter of it, as the routes that tell of it answer."""
 
-    def __init__(self, service: Service) -> None:
-        self._core, self._served, self._model = service.engine.core, service.options.name, service.model
+    def __init__(self, service: Service, adapter: str | None = None) -> None:
+        self._core, self._served, self._model = service.engine.core, adapter or service.options.name, service.model
+        self._parent = "" if adapter is None else service.options.name
+        self._adapter = None if adapter is None else service.engine.adapters[adapter]
         self._started = datetime.fromtimestamp(service.created, UTC)
 
     @property
@@ -93,7 +96,7 @@ class ModelFacts:
         return {
             **self._head,
             "modified_at": self._modified_at,
-            "size": self._core.loaded.memory["weights_bytes"],
+            "size": self._core.loaded.memory["weights_bytes"] if self._adapter is None else self._adapter.num_bytes,
             "digest": self._digest,
             "details": self._details,
         }
@@ -136,7 +139,9 @@ class ModelFacts:
 
     @property
     def _digest(self) -> str:
-        """A digest of the digests of the model's files."""
+        """A digest of the digests of the model's files, or of an adapter's bytes."""
+        if self._adapter is not None:
+            return self._adapter.digest.hex()
         return sha256(json.dumps(dict(self._core.loaded.fingerprint), sort_keys=True).encode()).hexdigest()
 
     @property
@@ -152,7 +157,7 @@ class ModelFacts:
     def _details(self) -> Json:
         loaded, family = self._core.loaded, self._core.loaded.model_config.family
         return {
-            "parent_model": "",
+            "parent_model": self._parent,
             "format": "gguf" if [*loaded.fingerprint] == ["weights"] else "safetensors",  # one file has all
             "family": family,
             "families": [family],

@@ -17,7 +17,7 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.http.errors import ApiError, about
 from tokenmill.serve.request.ask import BUDGETS, Ask
 from tokenmill.serve.request.calling import Calling, calling_of, in_turns, model_tools
-from tokenmill.serve.request.fields import Body, adapter_of, check_model
+from tokenmill.serve.request.fields import LATEST, Body, adapter_of, check_model
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.history import unread
 from tokenmill.text.turns import turns_of
@@ -48,7 +48,7 @@ class Model:
 
     def adapter(self, name: str | None) -> str | None:
         """Find the adapter that a request names as its model; None for the model itself."""
-        return adapter_of(name, self.adapters)
+        return None if name in (self.name, f"{self.name}{LATEST}") else adapter_of(name, self.adapters)
 
     def check_name(self, name: str | None) -> None:
         """Raise ApiError for a name that is neither the model's nor an adapter's."""

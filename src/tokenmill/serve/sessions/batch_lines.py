@@ -85,7 +85,8 @@ class BatchLines(Task):
 
         def answer(completions: List[Completion]) -> Any:
             assert route.writer is not None, "the route generates"
-            made = route.writer(ask, prepared, self._name, self._fingerprint, core.loaded.tokenizer)
+            name = ask.adapter or self._name
+            made = route.writer(ask, prepared, name, self._fingerprint, core.loaded.tokenizer)
             made.resume(Resumption({"id": f"{made.prefix}{key.text}"}), {})  # of which the ids of calls are made
             return self._response(key, 200, _without_moment(made.answer(completions), made.prefix, key))
 
@@ -99,8 +100,10 @@ class BatchLines(Task):
         route = BATCHED[row.values["url"]]
         assert route.body is not None and route.parse is not None, "the route generates"
         body = route.body.model_validate(row.values["body"])
-        ask = route.parse(body, Model(core.loaded, self._name, self._is_strict))
+        model = Model(core.loaded, self._name, self._is_strict, core.adapters)
+        ask = route.parse(body, model)
         assert isinstance(ask, Ask), "a body of these protocols has a prompt"
+        ask.adapter = model.adapter(row.values["body"].get("model"))
         for name, is_given in (("stream", ask.stream), ("timeout", ask.timeout_s is not None)):
             if is_given:
                 raise ApiError(400, f"{name} is not possible in a batch, whose rows wait for their turn", name)

@@ -22,7 +22,8 @@ class Options:
     computed. seed: of requests that name none; None takes a fresh one for each. batch_dir: where files and batches are
     kept; without it they are refused. max_file: bytes of one file that a client sends. max_stored: bytes of all files
     of all clients, beyond which further files are refused. tool_format: how the model writes calls of functions; auto:
-    as its chat template says. record: a file to which the requests are appended.
+    as its chat template says. record: a file to which the requests are appended. lora_folder: clients may load adapters
+    that lie in it; None: none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Options:
     max_stored: int = 10_000_000_000
     tool_format: str = "auto"
     record: Path | None = None
+    lora_folder: Path | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)  # refuses one out of range

@@ -11,6 +11,8 @@ from tokenmill.model.description import describe
 from tokenmill.model.families import Family, read_config
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.quant.schemes import REFERENCE, find_scheme
+from tokenmill.settings.recommended import Recommended
+from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.adapters.adapter import Adapter, Change
 from tokenmill.weights.adapters.base import BaseWeights
 from tokenmill.weights.adapters.read import open_adapter
@@ -87,6 +89,12 @@ class MergedCheckpoint(Checkpoint):
         found = transform.to_file(values, self._model).contiguous()
         found = found.to(getattr(torch, self.dtype_of(name)) if dtype is None else dtype)
         return found if rows is None else found[rows.start : rows.stop]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return self.plain.tokenizer()
+
+    def generation_defaults(self) -> Recommended:
+        return self.plain.generation_defaults()
 
     def _changes(self, parameter: str) -> bool:
         path, _, kind = parameter.rpartition(".")
