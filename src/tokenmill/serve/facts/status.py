@@ -5,6 +5,7 @@ No setting that is told is a path or a secret. The model has the form of OpenAI'
 
 from dataclasses import fields
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -109,7 +110,7 @@ def _card(service: Service, adapter: str | None = None) -> Json:
     own, created = service.options.name, int(service.created)
     head: Json = {"id": adapter or own, "object": "model", "created": created, "owned_by": "tokenmill"}
     if adapter is not None:
-        head |= {"root": service.engine.adapters[adapter].path, "parent": own}
+        head |= {"root": Path(service.engine.adapters[adapter].path).name, "parent": own}
     return {**head, "max_model_len": service.engine.config.max_length}
 
 

@@ -29,6 +29,7 @@ _KINDS = {
     "bias": "bias",
 }
 _KIND = re.compile(rf"(?P<module>.+?)\.(?P<kind>{'|'.join(map(re.escape, _KINDS))})")
+EMBEDDING = "token_embd"  # llama.cpp's name
 _PAIRS = (("a", "b"), ("embedding_a", "embedding_b"))
 
 
@@ -80,7 +81,11 @@ def modules_of_gguf(tensors: Mapping[str, Tensor], where: str) -> dict[str, Modu
             unexpected.append(name)
             continue
         path = module.removesuffix(".weight")
-        found.setdefault(path, Module(path)).tensors[kind] = tensor
+        own = found.setdefault(path, Module(path)).tensors
+        if path != EMBEDDING:
+            own[kind] = tensor
+        else:  # llama.cpp takes rows of its A, [V, R]
+            own[f"embedding_{kind}"] = tensor.t() if kind == "a" and tensor.dim() == 2 else tensor
     if unexpected:
         what = f"{where} holds tensors whose names are not those of an adapter, NAME.weight.lora_a and .lora_b"
         raise CheckpointError(what, unexpected=unexpected)

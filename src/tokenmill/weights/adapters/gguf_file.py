@@ -15,11 +15,9 @@ from tokenmill.model.families import in_gguf
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.adapters.base import BaseWeights
 from tokenmill.weights.adapters.changes import Builder
-from tokenmill.weights.adapters.factors import Module, modules_of_gguf
+from tokenmill.weights.adapters.factors import modules_of_gguf
 from tokenmill.weights.adapters.places import Places
 from tokenmill.weights.gguf.header import FLOATS, Header, TensorInfo, read_header
-
-_EMBEDDING = "token_embd"
 
 
 def open_gguf_adapter(
@@ -34,12 +32,9 @@ def open_gguf_adapter(
     modules = modules_of_gguf(tensors, str(path))
     named = [f"{name}.weight" for name in modules]
     builder = Builder(Places(in_gguf(model.family, named), model), dtype, str(path), base)
-    if (table := modules.get(_EMBEDDING)) is not None:  # llama.cpp takes rows of its A, [V, R]
-        pair = {"embedding_a": table.tensors["a"].t(), "embedding_b": table.tensors["b"]}
-        modules[_EMBEDDING] = Module(_EMBEDDING, tensors=pair)
     for module in modules.values():
         module.scale = alpha / module.rank if alpha else 1.0  # an alpha of 0 stands for none
-        if module.name != _EMBEDDING and module.tensors["a"].dim() == 3:
+        if "a" in module.tensors and module.tensors["a"].dim() == 3:
             builder.add_stack(module)
         else:
             builder.add(module)
