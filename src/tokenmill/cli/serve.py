@@ -153,12 +153,7 @@ def command(
     with held_interrupts():
         from tokenmill.serve.start.options import Options, read_keys
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.values))
-    if replicas > 1 and batch_dir is not None:
-        raise ConfigError("--batch-dir", str(batch_dir), "without --replicas: several engines take no batches")
-    if replicas > 1 and lora_folder is not None:
-        raise ConfigError("--lora-folder", str(lora_folder), "without --replicas: one engine alone would load it")
-    if lora_folder is not None and not lora_folder.is_dir():
-        raise ConfigError("--lora-folder", str(lora_folder), "a folder that is there")
+    _check_folders(replicas, batch_dir, lora_folder)
     if chat_template is not None:
         read_template(chat_template)  # refused here, before torch is imported
     engine = replace(engine, model=model, generation_config=generation_config)
@@ -167,6 +162,16 @@ def command(
     run = _serve if replicas == 1 else partial(_serve_replicas, replicas)
     if not run(engine, num_sequences, chat_template, options, address, quiet):
         sys.exit(1)
+
+
+def _check_folders(replicas: int, batch_dir: Path | None, lora_folder: Path | None) -> None:
+    """Refuse folders that several engines do not share, and one that is not there."""
+    if replicas > 1 and batch_dir is not None:
+        raise ConfigError("--batch-dir", str(batch_dir), "without --replicas: several engines take no batches")
+    if replicas > 1 and lora_folder is not None:
+        raise ConfigError("--lora-folder", str(lora_folder), "without --replicas: one engine alone would load from it")
+    if lora_folder is not None and not lora_folder.is_dir():
+        raise ConfigError("--lora-folder", str(lora_folder), "a folder that is there")
 
 
 def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:

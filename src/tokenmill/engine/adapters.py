@@ -12,7 +12,7 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.registry import ADAPTED, lookup
 from tokenmill.value_reader import brief, path_of
 from tokenmill.weights.adapters.adapter import Adapter
-from tokenmill.weights.adapters.base import BaseWeights
+from tokenmill.weights.adapters.model_weights import ModelWeights
 from tokenmill.weights.adapters.read import open_adapter
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Adapters:
             raise ConfigError("adapter", name, f"none: {reason}")
         if name not in self._by_name and len(self._by_name) >= (most := resolved.config.max_loras):
             raise CapacityError("adapters", len(self._by_name) + 1, most, "max_loras, or unload one")
-        base = BaseWeights(self._path, resolved.model, resolved.scheme)
+        base = ModelWeights(self._path, resolved.model, resolved.scheme)
         dtype = getattr(torch, resolved.config.dtype)
         adapter = open_adapter(path, name, resolved.model, dtype, base, resolved.config.max_lora_rank)
         if adapter.left_out:

@@ -1,7 +1,7 @@
 """Engine, the public face: generate, stream, chat, score, logits, session, open_session, close. Its loop: core.py."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from tokenmill.engine.core import Core
-from tokenmill.engine.outputs import Completion, Ended, Stream
+from tokenmill.engine.outputs import Completion, Stream
 from tokenmill.engine.readings import Readings
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
 from tokenmill.engine.session import Session
@@ -145,23 +145,6 @@ class Engine(Readings):
     ) -> Stream:
         """Answer as `chat` does, piece by piece."""
         return self.stream(self.chat_prompt(messages), params, adapter=adapter, **settings)
-
-    def verify(self, receipt: Any) -> Any:
-        """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and
-        return the Verification. ReceiptError for anything else, and for a receipt of a newer format.
-        """
-        return self._receipts.verify(self.core, receipt)
-
-    def verify_each(self, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Check many receipts, or their JSON, max_sequences of them together; yield the place and the Verification of
-        each as it is done. Something that is no receipt is "unreadable".
-        """
-        return self._receipts.verify_each(self.core, receipts)
-
-    @property
-    def _receipts(self) -> Ended:
-        assert self.core.receipts is not None, "a draft model alone has none"
-        return self.core.receipts
 
     def session(self, prompt: Prompt | None = None, *, salt: bytes = b"", adapter: str | None = None) -> Session:
         """Begin a text that grows from call to call, whose rows are kept. See Session. The others: see Core.request."""

@@ -1,6 +1,8 @@
-"""The methods of an Engine that write no text: logits, scores of continuations, vectors of texts, rankings."""
+"""The methods of an Engine that write no text: adapters, logits, scores of continuations, vectors of texts, rankings,
+receipts.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from torch import Tensor
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
 from tokenmill.engine.embedding import embed
+from tokenmill.engine.outputs import Ended
 from tokenmill.engine.requests import Prompt, batch_of
 from tokenmill.engine.reranking import rerank
 from tokenmill.engine.scoring import last_logits, score, score_pairs
@@ -72,3 +75,20 @@ class Readings:
         reranking.rerank.
         """
         return rerank(self.core, query, documents, **settings).scores
+
+    def verify(self, receipt: Any) -> Any:
+        """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and
+        return the Verification. ReceiptError for anything else, and for a receipt of a newer format.
+        """
+        return self._receipts.verify(self.core, receipt)
+
+    def verify_each(self, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Check many receipts, or their JSON, max_sequences of them together; yield the place and the Verification of
+        each as it is done. Something that is no receipt is "unreadable".
+        """
+        return self._receipts.verify_each(self.core, receipts)
+
+    @property
+    def _receipts(self) -> Ended:
+        assert self.core.receipts is not None, "a draft model alone has none"
+        return self.core.receipts

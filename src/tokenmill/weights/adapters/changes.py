@@ -10,8 +10,8 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.weights.adapters.adapter import Change, EmbeddingChange
-from tokenmill.weights.adapters.base import BaseWeights
 from tokenmill.weights.adapters.factors import Module
+from tokenmill.weights.adapters.model_weights import ModelWeights
 from tokenmill.weights.adapters.places import EMBEDDING, HEAD, Places, path_of
 from tokenmill.weights.cast import cast
 from tokenmill.weights.names import Target
@@ -27,7 +27,7 @@ class Builder:
     places: Places
     dtype: torch.dtype
     where: str
-    base: BaseWeights
+    base: ModelWeights
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
     embedding: dict[str, Tensor | float | tuple[int, ...]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)

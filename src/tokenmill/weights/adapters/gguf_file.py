@@ -13,15 +13,15 @@ from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import in_gguf
 from tokenmill.value_reader import ValueReader
-from tokenmill.weights.adapters.base import BaseWeights
 from tokenmill.weights.adapters.changes import Builder
 from tokenmill.weights.adapters.factors import modules_of_gguf
+from tokenmill.weights.adapters.model_weights import ModelWeights
 from tokenmill.weights.adapters.places import Places
 from tokenmill.weights.gguf.header import FLOATS, Header, TensorInfo, read_header
 
 
 def open_gguf_adapter(
-    path: Path, model: ModelConfig, dtype: torch.dtype, base: BaseWeights
+    path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights
 ) -> tuple[bytes, Builder, int]:
     """Read an adapter: the digest of its bytes, its changes, its largest rank."""
     header = read_header(path)

@@ -17,9 +17,9 @@ from tokenmill.model.families import find_family
 from tokenmill.registry import ADAPTER_FILES, lookup
 from tokenmill.value_reader import brief, refuse_constant, without_doubles
 from tokenmill.weights.adapters.adapter import Adapter
-from tokenmill.weights.adapters.base import BaseWeights
 from tokenmill.weights.adapters.changes import Builder
 from tokenmill.weights.adapters.factors import Module, modules_of_peft
+from tokenmill.weights.adapters.model_weights import ModelWeights
 from tokenmill.weights.adapters.peft_config import CONFIG, PeftConfig, names, read_peft_config
 from tokenmill.weights.adapters.places import Places
 
@@ -30,7 +30,7 @@ _FUSED = ("gate_up_proj", "down_proj")
 
 
 def open_adapter(
-    path: Path, name: str, model: ModelConfig, dtype: torch.dtype, base: BaseWeights, max_rank: int | None = None
+    path: Path, name: str, model: ModelConfig, dtype: torch.dtype, base: ModelWeights, max_rank: int | None = None
 ) -> Adapter:
     """Read an adapter whole. dtype: of the engine, in which factors are held. max_rank: a larger one is refused.
 
@@ -50,7 +50,7 @@ def open_adapter(
     return Adapter(name, str(path), digest, changes, embedding, rank, tuple(builder.left_out))
 
 
-def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: BaseWeights) -> tuple[bytes, Builder, int]:
+def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights) -> tuple[bytes, Builder, int]:
     facts = _read(path / CONFIG, _hint(path))
     file = next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
     weights = _read(file, f"; a directory of PEFT has one of {' and '.join(WEIGHTS)} beside its {CONFIG}")

@@ -14,7 +14,7 @@ from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.adapters.adapter import Adapter, Change
-from tokenmill.weights.adapters.base import BaseWeights
+from tokenmill.weights.adapters.model_weights import ModelWeights
 from tokenmill.weights.adapters.read import open_adapter
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import Target, match_tensors, rows_of
@@ -32,7 +32,7 @@ def merge(checkpoint: Checkpoint, adapter: Path, out_dir: Path, dtype: str, prog
     """
     check_new(out_dir)
     model = read_config(checkpoint.config)
-    base = BaseWeights(checkpoint.path, model, find_scheme(REFERENCE))
+    base = ModelWeights(checkpoint.path, model, find_scheme(REFERENCE))
     opened = open_adapter(adapter, adapter.name, model, torch.float32, base)
     return convert(MergedCheckpoint(in_hugging_face_layout(checkpoint), opened), out_dir, dtype, progress)
 

@@ -16,7 +16,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import WeightSource
 
 
-class BaseWeights:
+class ModelWeights:
     """The weights of the model whose files lie at `path`. scheme: in which an engine stores them."""
 
     def __init__(self, path: Path, model: ModelConfig, scheme: Scheme) -> None:
