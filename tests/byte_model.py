@@ -56,6 +56,20 @@ def save_thinking_model(directory):
     return directory
 
 
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+"""Qwen2.5-Coder's marks for filling in, which have the ids from 257 on."""
+
+
+def save_infill_model(directory, marks=FIM):
+    """The directory of a byte model with marks for filling in; it writes none of its own accord for long."""
+    save_byte_model(directory, vocab_size=257 + len(marks))
+    file = str(directory / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(list(marks))
+    tokenizer.save(file)
+    return directory
+
+
 def _bytes_to_letters():
     """GPT-2's letters for bytes (openai/gpt-2, src/encoder.py): printable bytes as they are, the others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

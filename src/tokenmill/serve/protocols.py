@@ -15,6 +15,8 @@ from starlette.routing import compile_path
 
 from tokenmill.serve.http.errors import PLAIN, Refusals
 from tokenmill.serve.http.streams import EVENTS, LINES
+from tokenmill.serve.llama_cpp.parse import InfillBody, parse_infill
+from tokenmill.serve.llama_cpp.writer import InfillWriter
 from tokenmill.serve.messages.parse import MessagesBody, parse_messages
 from tokenmill.serve.messages.writer import MessagesWriter
 from tokenmill.serve.ollama.parse import OllamaChatBody, OllamaGenerateBody, parse_generate
@@ -98,6 +100,8 @@ GENERATING = (
           writer=MessagesWriter, told="Answer a conversation, as Anthropic's API does."),
     Route("POST", "/v1/responses", None, GENERATES, ResponsesBody, protocol=RESPONSES, parse=parse_responses,
           writer=ResponsesWriter, told="Answer a conversation, as OpenAI's responses do.", in_batches=True),
+    Route("POST", "/infill", None, GENERATES, InfillBody, parse=parse_infill, writer=InfillWriter,
+          told="Fill in a text between two others, as llama.cpp does."),
     Route("POST", "/api/chat", None, GENERATES, OllamaChatBody, protocol=OLLAMA, parse=parse_ollama_chat,
           writer=OllamaChatWriter, told="Answer a conversation, as Ollama does."),
     Route("POST", "/api/generate", None, GENERATES, OllamaGenerateBody, protocol=OLLAMA, parse=parse_generate,

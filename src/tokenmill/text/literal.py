@@ -82,6 +82,17 @@ def encode_chat(
     return _encode_literally(tokenizer, renamed, names, contents)
 
 
+def encode_plain(tokenizer: Tokenizer, text: str, *, continues: bool = False) -> list[int]:
+    """Return the token ids of a text in which names of control tokens are letters. continues: see Tokenizer.encode."""
+    known, ids = tokenizer.control_ids, tokenizer.encode(text, add_special_tokens=False, continues=continues)
+    contents = _spellings(tokenizer, known)
+    if not any(number in contents for number in ids):
+        return ids
+    nonce = _nonce()
+    names = {content: f"<{nonce}:{number}>" for content, number in known.items()}
+    return _encode_literally(tokenizer, text, names, contents, continues)
+
+
 def chat_text(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
@@ -215,7 +226,11 @@ def _nonce() -> str:
 
 
 def _encode_literally(
-    tokenizer: Tokenizer, renamed: str, names: Mapping[str, str], contents: Mapping[int, str]
+    tokenizer: Tokenizer,
+    renamed: str,
+    names: Mapping[str, str],
+    contents: Mapping[int, str],
+    continues: bool = False,
 ) -> list[int]:
     """Return the token ids of a text whose control tokens are written with their secret `names`; other spellings of
     such tokens, their `contents`, are letters.
@@ -236,8 +251,9 @@ def _encode_literally(
         halves = (content[: len(content) // 2], content[len(content) // 2 :])
         return [number for half in halves for part in letters.encode(half).ids for number in ids_of(part)]
 
-    renamed = tokenizer.prepared(renamed, special=names.values())
-    return [number for part in variant.encode(renamed, add_special_tokens=False).ids for number in ids_of(part)]
+    renamed = tokenizer.prepared(renamed, special=names.values(), continues=continues)
+    encoder = letters if continues else variant
+    return [number for part in encoder.encode(renamed, add_special_tokens=False).ids for number in ids_of(part)]
 
 
 def _spellings(tokenizer: Tokenizer, known: Mapping[str, int]) -> dict[int, str]:

@@ -133,6 +133,9 @@ async def _whole(work: RequestWork) -> Response:
         async for pieces in steps:
             for piece in pieces:
                 done[piece.index] = piece.done
+                form.note(piece)
+            if form.is_enough:
+                break
     completions = [each for each in done if each is not None]  # with log-probabilities they may be long
     return await work.service.in_thread(work.request, lambda: JSONResponse(form.answer(completions)))
 
@@ -200,6 +203,8 @@ async def _events(
                     yield chunks, update(pieces=told, is_opened=True)
                 elif not new:
                     yield form.keep_alive, update()
+                if form.is_enough:
+                    break
         yield b"".join([*map(form.event, form.closing()), form.ending]), update(is_over=True)
     except Exception as error:  # noqa: BLE001  (the client hears of it)
         yield form.failure(error), update(is_over=True, has_failed=isinstance(error, EngineDied))

@@ -21,6 +21,7 @@ from tokenmill.serve.request.constraints import Schema
 from tokenmill.serve.request.fields import Body, Int64, ListOf, NumTop
 from tokenmill.serve.request.prompt import Model
 from tokenmill.settings.recommended import OLLAMA
+from tokenmill.text.infill import Infill
 from tokenmill.value_reader import brief
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -94,7 +95,9 @@ def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
     ask = Ask(stream=body.stream, defaults=OLLAMA)
     named = _fields(body, ask, model)
     ask.after = list(body.context or ())
-    if body.raw or not model.has_template:
+    if body.suffix:
+        ask.infill = Infill(body.prompt, body.suffix)
+    elif body.raw or not model.has_template:
         ask.prompts = [body.prompt]
     else:
         if body.system and ask.after:
@@ -135,9 +138,13 @@ def _check_generate(body: OllamaGenerateBody, model: Model) -> None:
     _check_images(body.images, "images")
     if body.raw and (body.template or body.system or body.context):
         raise ApiError(400, "raw mode does not support template, system, or context", "raw")
-    if body.suffix:
-        message = f'"{body.model}" does not support insert: no text is put between a prompt and a suffix here'
+    if body.suffix and not model.fills_in:
+        message = f'"{body.model}" does not support insert: its vocabulary has no marks for it'
         raise ApiError(400, message, "suffix", "unsupported_parameter")
+    if body.suffix and (body.system or body.context):
+        raise ApiError(
+            400, "system and context are of texts that are continued, and a suffix asks for one between", "suffix"
+        )
     if body.template:
         message = "template is not served: the model's own is used, or a Jinja template by `tokenmill serve "
         raise ApiError(400, f"{message}--chat-template FILE`", "template", "unsupported_parameter")

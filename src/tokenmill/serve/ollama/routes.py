@@ -122,7 +122,7 @@ class ModelFacts:
         parameters = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
         writes = self._core.loaded.model_config.has_head
         found = {"completion": writes, "tools": writes and self._model.has_template, "thinking": self._model.thinks}
-        found["embedding"] = not writes
+        found |= {"insert": writes and self._model.fills_in, "embedding": not writes}
         return {
             "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self._served}\n",
             "parameters": "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in parameters.items()),

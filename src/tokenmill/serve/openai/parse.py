@@ -18,6 +18,7 @@ from tokenmill.serve.request.fields import (
     unknown_in,
 )
 from tokenmill.serve.request.prompt import Model
+from tokenmill.text.infill import Infill
 
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TOOL_FIELDS = ("tools", "tool_choice")  # of conversations alone
@@ -74,8 +75,9 @@ class AnswerFields(Settings):
 class CompletionBody(AnswerFields):
     """POST /v1/completions."""
 
-    UNSERVED: ClassVar = NOT_SERVED | {"suffix": ("",), "top_logprobs": (0,)}
+    UNSERVED: ClassVar = NOT_SERVED | {"top_logprobs": (0,)}
 
+    suffix: str | None = None
     prompt: str | ListOf[str] | ListOf[Int64] | ListOf[ListOf[Int64]] | None
     max_tokens: Int64 | None = also("max_tokens", *SETTINGS["max_new_tokens"].http_aliases, "max_completion_tokens")
     best_of: Int64 | None = None
@@ -113,14 +115,28 @@ def parse_completion(body: CompletionBody, model: Model) -> Ask:
     ask, given = _begun(body, model), body.prompt
     if given == []:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
-    is_one = given is None or isinstance(given, str) or isinstance(given[0], int)
-    ask.prompts = [given] if is_one else list(given or ())
+    if body.suffix:
+        _fill_in(ask, given, body)
+    else:
+        is_one = given is None or isinstance(given, str) or isinstance(given[0], int)
+        ask.prompts = [given] if is_one else list(given or ())
     ask.sampling.setdefault("max_new_tokens", COMPLETION_TOKENS)
     ask.best_of, ask.echo, ask.adds_special = body.best_of, body.echo, body.add_special_tokens
     ask.sampling["logprobs"] = body.logprobs
     wanted = (body.prompt_logprobs, body.logprobs if body.echo else None)
     ask.num_prompt_logprobs = max((each for each in wanted if each is not None), default=None)
     return ask
+
+
+def _fill_in(ask: Ask, given: Any, body: CompletionBody) -> None:
+    """Have a text filled in between the prompt and the suffix."""
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str):
+        given = given[0]
+    if not isinstance(given, str):
+        raise ApiError(400, "with a suffix, prompt is one text", "prompt")
+    if body.echo:
+        raise ApiError(400, "echo is not possible with a suffix", "echo")
+    ask.infill = Infill(given, body.suffix or "")
 
 
 def parse_chat(body: ChatBody, model: Model) -> Ask:

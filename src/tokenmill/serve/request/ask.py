@@ -9,6 +9,7 @@ from tokenmill.serve.request.constraints import Constraint, constraint_of
 from tokenmill.serve.request.fields import ConversationSettings, Settings
 from tokenmill.settings.recommended import OPENAI, Recommended
 from tokenmill.settings.sampling_params import HTTP_FIELDS
+from tokenmill.text.infill import Infill
 from tokenmill.value_reader import brief
 
 BUDGETS: dict[str, int | None] = {
@@ -28,7 +29,8 @@ PLACEHOLDER = "[{what}, which this model cannot read]"
 class Ask:
     """A request. messages: a conversation. prompts: where there is none, texts and token ids that are continued, each
     by itself; None stands for the beginning of a text. after: token ids of an earlier text, behind which the prompt is
-    put.
+    put. infill: in the place of both, a text that stands between two others; is_cut: something of these was left out.
+    only_prompts: where no new token is asked for, the rows of the prompt in the cache are all that is wanted.
 
     sampling: settings by their names in SamplingParams. constraint: see constraints.Constraint. max_tokens_field: the
     field that has named the most new tokens. best_of: texts that are made of each prompt; the client gets the n
@@ -49,6 +51,9 @@ class Ask:
 
     messages: list[Json] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
+    infill: Infill | None = None
+    is_cut: bool = False
+    only_prompts: bool = False
     after: list[int] = field(default_factory=list)
     sampling: Json = field(default_factory=dict)
     constraint: Constraint = ("", {})

@@ -22,6 +22,7 @@ from tokenmill.serve.request.prompt import conversation_prompt, ids_before, temp
 from tokenmill.serve.request.reading import Readers
 from tokenmill.settings.recommended import default_settings
 from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.infill import Infill, infill_prompt, marks_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Prepared:
 
 def prepare(core: Core, ask: Ask) -> Prepared:
     """Make the request; ApiError for what cannot be served."""
+    if ask.infill is not None:
+        return _prepared(core, ask, [_around(core, ask, ask.infill)], "prompt", Answer(), [])
     if ask.prompts:
         with about("prompt"):
             tokens = [_cut(core, ask, _encoded(core, ask, prompt)) for prompt in ask.prompts]
@@ -56,6 +59,24 @@ def prepare(core: Core, ask: Ask) -> Prepared:
     tokens = [_cut(core, ask, found)]
     answer = calling.answer(core.inputs, tokens[0], ask)
     return _prepared(core, ask, tokens, "messages", answer, [*warnings, *template_warnings(core, ask)])
+
+
+def _around(core: Core, ask: Ask, infill: Infill) -> list[int]:
+    """Return the prompt of a text that is filled in; with the marks that end it as stops."""
+    tokenizer, wanted = core.loaded.tokenizer, ask.sampling.get("max_new_tokens")
+    with about("prompt"):
+        if tokenizer is None:
+            raise RequestError("this model has no tokenizer, so it fills in nothing")
+        num_new = 1 if wanted is None else max(wanted, 1)
+        tokens, is_cut = infill_prompt(tokenizer, infill, _limit(core) - num_new)
+    if is_cut:
+        ask.warn("what stands around the text is longer than the context, so it was cut: other files first")
+    marks, given = marks_of(tokenizer), ask.sampling.get("stop_token_ids") or ()
+    assert marks is not None, "they are in the prompt"
+    ends = [number for number in marks.ends if number < core.loaded.model_config.vocab_size]
+    ask.sampling["stop_token_ids"] = tuple(dict.fromkeys((*given, *ends)))
+    ask.is_cut = is_cut
+    return tokens
 
 
 def _encoded(core: Core, ask: Ask, prompt: Any) -> list[int]:
@@ -111,7 +132,7 @@ def _settings(core: Core, ask: Ask, answer: Answer) -> tuple[dict[str, Any], str
     the prompts is wanted: then one token is computed and not shown.
     """
     max_tokens, best_of, n = ask.sampling.get("max_new_tokens"), ask.best_of, ask.sampling.get("n") or 1
-    if only_prompts := ask.echo and max_tokens == 0:
+    if only_prompts := (ask.echo or ask.only_prompts) and max_tokens == 0:
         max_tokens = 1
         if ask.wants_receipt:
             raise ApiError(400, "receipt needs a text: with echo, max_tokens = 0 gives none", "receipt")

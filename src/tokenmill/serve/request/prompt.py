@@ -18,6 +18,7 @@ from tokenmill.serve.http.errors import ApiError, about
 from tokenmill.serve.request.ask import BUDGETS, Ask
 from tokenmill.serve.request.calling import Calling, calling_of, in_turns, model_tools
 from tokenmill.serve.request.fields import LATEST, Body, adapter_of, check_model
+from tokenmill.text.infill import marks_of
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.history import unread
 from tokenmill.text.turns import turns_of
@@ -74,6 +75,11 @@ class Model:
     def thinks(self) -> bool:
         """Return whether answers have marks of thinking."""
         return self.loaded.tokenizer is not None and model_tools(self.loaded.tokenizer).thinking is not None
+
+    @property
+    def fills_in(self) -> bool:
+        """Return whether the model has marks by which a text is filled in between two others."""
+        return self.loaded.tokenizer is not None and marks_of(self.loaded.tokenizer) is not None
 
     @property
     def has_template(self) -> bool:

@@ -86,6 +86,13 @@ class Writer(ABC):
     def answer(self, completions: List[Completion]) -> Json:
         """Write all continuations."""
 
+    is_enough = False
+    """The answer needs no further pieces, though the text has not ended."""
+
+    def note(self, piece: Piece) -> None:
+        """Take notice of a piece of an answer that is written whole."""
+        return
+
     def opening(self) -> Iterator[Json]:
         """Yield events that are sent before the first piece."""
         yield from ()
