@@ -5,17 +5,19 @@ receipts.
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from tokenmill.engine.batch import Score
+from tokenmill.engine.beam import Beam, beam_search
 from tokenmill.engine.core import Core
 from tokenmill.engine.embedding import embed
 from tokenmill.engine.outputs import Ended
 from tokenmill.engine.requests import Prompt, batch_of
 from tokenmill.engine.reranking import rerank
 from tokenmill.engine.scoring import last_logits, score, score_pairs
+from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 from tokenmill.weights.adapters.adapter import Adapter
 
@@ -75,6 +77,23 @@ class Readings:
         reranking.rerank.
         """
         return rerank(self.core, query, documents, **settings).scores
+
+    def beam(
+        self,
+        prompt: Prompt,
+        width: int = 4,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        stopping: str = "heuristic",
+        adapter: str | None = None,
+        **settings: Unpack[SamplingKeywords],
+    ) -> list[Beam]:
+        """Search for the likeliest continuations of a prompt: `width` of them at most, the best first. See
+        beam.beam_search. settings: max_new_tokens, ignore_eos, stop_token_ids.
+        """
+        given = self.core.inputs.params({"temperature": 0.0, **settings}, params)
+        return beam_search(self.core, prompt, width, given, length_penalty, stopping, adapter=adapter)
 
     def verify(self, receipt: Any) -> Any:
         """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and

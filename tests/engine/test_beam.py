@@ -1,0 +1,153 @@
+"""Beam search: the texts and the scores of transformers' generate with num_beams."""
+
+import pytest
+import torch
+
+from tests.empty import check_empty
+from tests.peft_adapters import save_adapter
+from tests.tiny_models import prompt, reference, save
+from tokenmill import ConfigError, RequestError, load
+from tokenmill.engine.beam import Search
+
+FAMILIES = ["llama", "gpt2", "mixtral", "gemma3_text", "lfm2"]
+STOPPING = {"heuristic": False, "full": True, "never": "never"}
+
+
+def expected(model, tokens, width, new, ends, penalty=1.0, stopping="heuristic"):
+    """The new tokens, without what is padded, and the score of each text."""
+    with torch.no_grad():
+        found = model.generate(
+            torch.tensor([tokens]), num_beams=width, num_return_sequences=width, max_new_tokens=new, do_sample=False,
+            length_penalty=penalty, early_stopping=STOPPING[stopping], eos_token_id=ends or None, pad_token_id=0,
+            return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+    texts = []
+    for ids, parents in zip(found.sequences.tolist(), found.beam_indices.tolist(), strict=True):
+        length = sum(parent >= 0 for parent in parents)
+        texts.append(tuple(ids[len(tokens) : len(tokens) + length]))
+    return texts, found.sequences_scores.tolist()
+
+
+def same(engine, model, tokens, width, new, ends, **how):
+    texts, scores = expected(
+        model, tokens, width, new, ends, how.get("length_penalty", 1.0), how.get("stopping", "heuristic")
+    )
+    found = engine.beam(tokens, width, max_new_tokens=new, ignore_eos=True, stop_token_ids=ends, **how)
+    assert [beam.tokens for beam in found] == texts
+    assert [beam.score for beam in found] == pytest.approx(scores, rel=1e-6, abs=2e-5)
+    return found
+
+
+@pytest.mark.parametrize("program", ["eager", "native"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_and_scores_are_those_of_transformers(family, program, models):
+    """With tokens that end a text, in the midst of a search; with room for fewer texts than beams."""
+    how = {"dtype": "float32", "program": program, "scheme": "dense", "block_size": 4, "max_sequences": 3}
+    with load(save(family, models), **how) as engine:
+        for width, new, length in ((2, 9, 11), (5, 12, 3)):
+            tokens = prompt(length, seed=width)
+            ends = sorted({beam.tokens[3] for beam in engine.beam(tokens, width, max_new_tokens=new, ignore_eos=True)})
+            same(engine, reference(family), tokens, width, new, [])
+            same(engine, reference(family), tokens, width, new, ends[:2])
+        check_empty(engine.core)
+
+
+@pytest.mark.parametrize("stopping", STOPPING)
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -1.0])
+def test_length_penalties_and_ways_to_stop(penalty, stopping, models):
+    with load(save("llama", models), dtype="float32", program="eager", scheme="dense", max_sequences=4) as engine:
+        for seed in range(4):
+            tokens = prompt(6, seed=seed)
+            plain = engine.beam(tokens, 4, max_new_tokens=10, ignore_eos=True)
+            ends = sorted({beam.tokens[at] for beam, at in zip(plain, (1, 3, 5, 7), strict=True)})
+            same(engine, reference("llama"), tokens, 4, 10, ends, length_penalty=penalty, stopping=stopping)
+
+
+def test_a_beam_of_one_is_greedy(models):
+    with load(save("llama", models), program="native") as engine:
+        (beam,) = engine.beam(prompt(9), 1, max_new_tokens=12, ignore_eos=True)
+        assert beam.tokens == engine.generate(prompt(9), max_new_tokens=12, ignore_eos=True).tokens
+
+
+def test_the_first_text_is_never_less_likely_than_a_greedy_one(models):
+    with load(save("llama", models), dtype="float32", program="native") as engine:
+        greedy = engine.generate(prompt(9), max_new_tokens=8, ignore_eos=True).tokens
+        best = engine.beam(prompt(9), 6, max_new_tokens=8, ignore_eos=True)[0]
+        own, other = engine.score(prompt(9), [list(best.tokens), list(greedy)])
+        assert own >= other and best.score == pytest.approx(own / 8, abs=1e-4)
+
+
+def test_forks_share_rows(models, monkeypatch):
+    """A step computes one token for each beam, and the prompt once."""
+    with load(save("llama", models), program="native", block_size=4, max_sequences=4, prefix_cache=False) as engine:
+        fed, run = [], engine.core.loaded.program.run
+
+        def counted(step):
+            fed.append(len(step.token_ids))
+            return run(step)
+
+        monkeypatch.setattr(engine.core.loaded.program, "run", counted)
+        engine.beam(prompt(17), 4, max_new_tokens=6, ignore_eos=True)
+        assert fed == [17, 4, 4, 4, 4, 4]
+        check_empty(engine.core)
+
+
+def test_scarce_blocks_change_no_text(models):
+    """Blocks of beams that wait are taken, and their rows computed again."""
+    with load(save("llama", models), dtype="float32", max_sequences=4) as quiet:
+        texts = [beam.tokens for beam in quiet.beam(prompt(20), 4, max_new_tokens=14, ignore_eos=True)]
+    how = {"block_size": 4, "cache_tokens": 48, "max_sequences": 2, "max_length": 40, "max_step_tokens": 7}
+    with load(save("llama", models), dtype="float32", **how) as engine:
+        assert [beam.tokens for beam in engine.beam(prompt(20), 4, max_new_tokens=14, ignore_eos=True)] == texts
+        check_empty(engine.core)
+
+
+def test_with_an_adapter(models, tmp_path):
+    peft = save_adapter("llama", tmp_path / "a")
+    with load(save("llama", models), dtype="float32", program="eager", scheme="dense") as engine:
+        engine.load_adapter("a", tmp_path / "a")
+        same(engine, peft, prompt(8), 3, 8, [], adapter="a")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"width": 0}, "width"),
+        ({"width": 1000}, "width"),
+        ({"width": 2.5}, "width"),
+        ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"stopping": "soon"}, "stopping"),
+        ({"repetition_penalty": 1.3}, "repetition_penalty is nothing that a beam search reads"),
+        ({"regex": "a+"}, "regex"),
+        ({"max_new_tokens": 1000}, "max_length"),
+    ],
+)
+def test_what_is_refused(given, said, models):
+    with load(save("llama", models), program="eager") as engine:
+        with pytest.raises((ConfigError, RequestError), match=said):
+            engine.beam(prompt(5), **({"max_new_tokens": 4} | given))
+        check_empty(engine.core)
+
+
+def test_an_interrupt_leaves_nothing_behind(models):
+    from tests.interrupts import lines
+
+    with load(save("llama", models), program="eager", max_sequences=3) as engine:
+        wanted = [beam.tokens for beam in engine.beam(prompt(7), 3, max_new_tokens=5, ignore_eos=True)]
+        for at in range(1, 2000, 97):
+            try:
+                with lines(at):
+                    engine.beam(prompt(7), 3, max_new_tokens=5, ignore_eos=True)
+            except KeyboardInterrupt:
+                pass
+            assert [beam.tokens for beam in engine.beam(prompt(7), 3, max_new_tokens=5, ignore_eos=True)] == wanted
+        check_empty(engine.core)
+
+
+def test_fewer_texts_than_beams_where_few_are_possible():
+    """A vocabulary of two tokens, one of which ends the text."""
+    search = Search(4, 2, frozenset({1}), 1.0, "heuristic")
+    parents = search.step(torch.tensor([[0.0, 0.0]]))
+    assert parents == [0] and len(search.found) == 1 and not search.is_over
+    search.step(torch.tensor([[0.0, 0.0]]))
+    assert search.is_over and {tokens for tokens, _ in search.found} == {(1,), (0, 0), (0, 1)}
