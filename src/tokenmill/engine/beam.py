@@ -6,6 +6,7 @@ divided by its length to the power of length_penalty. Beams that have a beginnin
 child of a beam is a fork of it.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from functools import partial
@@ -134,9 +135,11 @@ def beam_search(
     stopping: str = "heuristic",
     salt: bytes = b"",
     adapter: str | None = None,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> list[Beam]:
     """Search for the likeliest texts; `width` of them at most, the best first. stopping: see Search. salt, adapter: see
-    Core.request. RequestError for settings that choose or forbid tokens.
+    Core.request. is_given_up: asked in the engine's thread after each step. RequestError then, and for settings that
+    choose or forbid tokens.
     """
     core.check_open()
     width = check_number("width", width, maximum=MAX_WIDTH)
@@ -151,7 +154,7 @@ def beam_search(
     texts = [_Text(core, tokens, salt, applied)]
     try:
         while not search.is_over:
-            _compute(core, texts)
+            _compute(core, texts, is_given_up)
             logits_BV = torch.stack([each.logits_V for each in texts])
             if not bool(torch.isfinite(logits_BV.amax(dim=-1)).all()):
                 raise RequestError("logits are no numbers, so that no text is likelier than another")
@@ -177,7 +180,7 @@ def _forbidden(wanted: Sequence) -> List[int]:
     return [token for token, bias in wanted.choosing.params.logit_bias.items() if bias == -torch.inf]
 
 
-def _compute(core: Core, texts: List[_Text]) -> None:
+def _compute(core: Core, texts: List[_Text], is_given_up: Callable[[], bool]) -> None:
     """Compute the logits after the last token of each text, together as far as max_sequences allows."""
 
     def queue() -> None:
@@ -188,6 +191,8 @@ def _compute(core: Core, texts: List[_Text]) -> None:
             core.enqueue(sequence)
 
     def ended() -> bool | None:
+        if is_given_up():
+            raise RequestError("this was given up before its end")
         for text in texts:
             core.check_scored(text.sequence)
         return all(text.sequence.finish_reason is not None for text in texts) or None

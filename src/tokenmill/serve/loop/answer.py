@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -22,6 +23,7 @@ from tokenmill.serve.loop.resumption import EXTENSION, Resumption, Update, Writt
 from tokenmill.serve.loop.service import Call, Service
 from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.beams import check_search, searched
 from tokenmill.serve.request.prepare import Prepared, prepare
 from tokenmill.serve.request.writer import Writer
 
@@ -42,10 +44,13 @@ async def generate(call: Call) -> Response | dict[str, Any]:
     ask.tenant, ask.adapter = call.tenant, service.model.adapter(call.body.model)
     work = RequestWork(service, call.request, ask, call.route)
     work.check_number()
+    if ask.length_penalty is not None:
+        check_search(ask)
     if ask.stream:
         return EventStream(work)
+    answered = _whole if ask.length_penalty is None else _searched
     with service.admission.slots(work.num_slots, ask.tenant):
-        return await unless_disconnected(call.request, _whole(work))
+        return await unless_disconnected(call.request, answered(work))
 
 
 @dataclass
@@ -138,6 +143,17 @@ async def _whole(work: RequestWork) -> Response:
                 break
     completions = [each for each in done if each is not None]  # with log-probabilities they may be long
     return await work.service.in_thread(work.request, lambda: JSONResponse(form.answer(completions)))
+
+
+async def _searched(work: RequestWork) -> Response:
+    prepared, form = await work.begin()
+    is_gone = Event()
+    try:
+        core = work.service.engine.core
+        found = await work.service.waiting(work.request, searched, core, work.ask, prepared, is_gone.is_set)
+    finally:
+        is_gone.set()
+    return await work.service.in_thread(work.request, lambda: JSONResponse(form.answer(found)))
 
 
 class EventStream(Response):

@@ -35,7 +35,6 @@ NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
     **Body.UNSERVED,
     **NO_CONSTRAINTS,
-    "use_beam_search": (False,),
     **dict.fromkeys(("lora", "prompt_embeds", "prompt_token_ids"), ("", [])),
 }
 
@@ -57,6 +56,8 @@ class AnswerFields(Settings):
     stream: bool = False
     stream_options: StreamOptions | None = None
     receipt: bool = False
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
     prompt_logprobs: NumTop | None = None
 
     def check(self) -> None:
@@ -156,4 +157,5 @@ def _begun(body: AnswerFields, model: Model) -> Ask:
     ask = Ask(stream=body.stream, unknown=body.unknown, own=body.stream_options)
     ask.take(body)
     ask.wants_receipt, ask.shown_prompt_logprobs = body.receipt, body.prompt_logprobs
+    ask.length_penalty = body.length_penalty if body.use_beam_search else None
     return ask

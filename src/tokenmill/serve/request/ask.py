@@ -42,8 +42,9 @@ class Ask:
     gets only if it reads them. effort, budget: of thinking; the budget is a limit where answers have marks of thinking.
     opens_answer, continues_last: how the prompt ends. is_as_sent: messages are put into turns only if the template
     refuses them. adds_special: special tokens are added to prompts. kept_tokens: tokens that are left of a prompt,
-    whose end is cut off if cuts_end. tenant, salt: requests that have both in common share rows of the cache. adapter:
-    the name of the one that computes the texts.
+    whose end is cut off if cuts_end. length_penalty: of a search for the likeliest texts, see beams.py; None where they
+    are drawn. tenant, salt: requests that have both in common share rows of the cache. adapter: the name of the one
+    that computes the texts.
 
     unknown: names of fields that mean nothing here. warnings: what else the client said without effect. defaults: the
     protocol's, of sampling. own: what the protocol's writer needs beside.
@@ -75,6 +76,7 @@ class Ask:
     adds_special: bool = True
     kept_tokens: int | None = None
     cuts_end: bool = False
+    length_penalty: float | None = None
     stream: bool = False
     priority: int = 0
     timeout_s: float | None = None

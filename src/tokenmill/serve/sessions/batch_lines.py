@@ -104,7 +104,9 @@ class BatchLines(Task):
         ask = route.parse(body, model)
         assert isinstance(ask, Ask), "a body of these protocols has a prompt"
         ask.adapter = model.adapter(row.values["body"].get("model"))
-        for name, is_given in (("stream", ask.stream), ("timeout", ask.timeout_s is not None)):
+        searches = ask.length_penalty is not None
+        given = {"stream": ask.stream, "timeout": ask.timeout_s is not None, "use_beam_search": searches}
+        for name, is_given in given.items():
             if is_given:
                 raise ApiError(400, f"{name} is not possible in a batch, whose rows wait for their turn", name)
         if (count := ask.num_sequences) > MAX_TEXTS:

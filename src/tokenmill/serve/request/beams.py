@@ -1,0 +1,62 @@
+"""The fields of vLLM's API by which the likeliest texts are searched for, use_beam_search and length_penalty: what a
+search does not read is refused, and n is its width.
+"""
+
+from collections.abc import Callable
+
+from tokenmill.engine.beam import beam_search
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Completion
+from tokenmill.errors import ConfigError
+from tokenmill.serve.http.errors import ApiError, about
+from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.prepare import Prepared
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
+
+READ = ("max_new_tokens", "n", "ignore_eos", "stop_token_ids", "skip_special_tokens")
+WITHOUT_EFFECT = ("temperature", "seed")
+
+
+def check_search(ask: Ask) -> None:
+    """Raise ApiError for what a search does not read."""
+    plain = SamplingParams()
+    set_to = {name: value for name, value in ask.sampling.items() if value is not None}
+    other = [name for name, value in set_to.items() if value not in (getattr(plain, name), [], ())]
+    found = [HTTP_FIELDS.get(name) or name for name in other if name not in (*READ, *WITHOUT_EFFECT)]
+    given = {
+        "stream": ask.stream,
+        "best_of": ask.best_of is not None,
+        "echo": ask.echo,
+        "receipt": ask.wants_receipt,
+        "prompt_logprobs": ask.num_prompt_logprobs is not None,
+        "tools": bool(ask.tools),
+        ask.constraint[0]: bool(ask.constraint[0]),
+        "prompt": len(ask.prompts) > 1,
+    }
+    if wrong := [*found, *(name for name, is_there in given.items() if is_there)]:
+        what = "several prompts are" if wrong[0] == "prompt" else f"{wrong[0]} is"
+        raise ApiError(400, f"{what} not possible with use_beam_search", wrong[0])
+
+
+def searched(core: Core, ask: Ask, prepared: Prepared, is_given_up: Callable[[], bool]) -> list[Completion]:
+    """Search for the likeliest texts, the best first."""
+    own = prepared.request.sequences[0].choosing.params
+    params = SamplingParams(**{name: getattr(own, name) for name in READ if name != "n"}, temperature=0.0)
+    assert ask.length_penalty is not None, "a search is asked for"
+    salt, width = ask.tenant + ask.salt.encode("utf-8", "surrogatepass"), prepared.num_shown
+    with about("prompt"):
+        try:
+            found = beam_search(
+                core,
+                prepared.prompts[0],
+                width,
+                params,
+                ask.length_penalty,
+                "heuristic",
+                salt,
+                ask.adapter,
+                is_given_up,
+            )
+        except ConfigError as error:
+            raise ApiError(400, str(error), error.name) from None
+    return [beam.completion for beam in found]
