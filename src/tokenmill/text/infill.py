@@ -38,7 +38,7 @@ class InfillMarks:
 
 @dataclass(frozen=True)
 class Infill:
-    """What stands around a text. files: other files, (name, text), the nearest last."""
+    """The texts before and after a gap. files: other files, (name, text), the nearest last."""
 
     before: str
     after: str

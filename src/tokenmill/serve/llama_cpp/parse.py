@@ -26,7 +26,7 @@ IGNORED = frozenset(
 
 
 @dataclass(frozen=True)
-class Limits:
+class LineLimits:
     """Where an answer ends beside its tokens. indent: the blanks with which each further line must begin; max_ms: the
     time after which it ends with the next line; 0 for none.
     """
@@ -37,7 +37,7 @@ class Limits:
 
 class InfillBody(Settings):
     """POST /infill. input_extra: other files, {"filename": …, "text": …}. prompt: the end of the text before. n_indent,
-    t_max_predict_ms: see Limits.
+    t_max_predict_ms: see LineLimits.
     """
 
     UNSERVED: ClassVar = Body.UNSERVED | {"lora": ([],)}
@@ -61,7 +61,9 @@ def parse_infill(body: InfillBody, model: Model) -> Ask:
     if not model.fills_in:
         message = "this model fills in nothing: its vocabulary has no marks for a prefix, a suffix and a middle"
         raise ApiError(400, message, "model", "not_supported")
-    ask = Ask(stream=body.stream, unknown=unknown, own=Limits(body.n_indent, body.t_max_predict_ms), only_prompts=True)
+    ask = Ask(
+        stream=body.stream, unknown=unknown, own=LineLimits(body.n_indent, body.t_max_predict_ms), only_prompts=True
+    )
     ask.take(body)
     ask.sampling.setdefault("temperature", 0.0)
     ask.sampling["max_new_tokens"] = -1 if body.max_tokens is None else body.max_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.http.errors import Json
-from tokenmill.serve.llama_cpp.parse import Limits
+from tokenmill.serve.llama_cpp.parse import LineLimits
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.writer import Writer
@@ -18,7 +18,7 @@ STOPS = {"eos": "eos", "stop": "word", "length": "limit"}
 class Middle:
     """One text that is filled in, as far as it has come. is_over: nothing more of it is wanted."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LineLimits) -> None:
         self._limits = limits
         self.text, self.num_tokens, self.stop, self.word = "", 0, "", ""
         self.begun_s: float | None = None
