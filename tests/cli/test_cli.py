@@ -78,8 +78,8 @@ OPTIONS = {
         --receipt --stream --system --tokens --show-draft --trace --verbose -v --check-float32
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
-        --log-format --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix --offline --port
-        --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile
+        --log-format --lora-folder --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix
+        --offline --port --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile
         --preset --ssl-keyfile --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
@@ -98,11 +98,11 @@ OPTIONS = {
     "bench machine": "--again --device --json --quiet -q --threads",
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
-        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --tensor-parallel
-        --threads --tokenizer""",
+        --adapter --block-size --cache-format --device --dtype --kernel --max-lora-rank --max-step-tokens --program
+        --scheme --tensor-parallel --threads --tokenizer""",
     "eval compare": """--json --max-tokens --quiet -q --stride --text --window
-        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --tensor-parallel
-        --threads --tokenizer""",
+        --adapter --block-size --cache-format --device --dtype --kernel --max-lora-rank --max-step-tokens --program
+        --scheme --tensor-parallel --threads --tokenizer""",
     "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
         --output -o --quiet -q --seed --system-instruction
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
@@ -116,6 +116,7 @@ OPTIONS = {
     "agent-check": "--json --key --least --max-tokens --model --quiet -q --timeout --url",
     "verify": """--cache-tokens --chat-template --device --dtype --json --max-sequences --model --program --quiet -q
         --scheme --threads --tokenizer""",
+    "merge": "--dtype --json --output -o --quiet -q",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",

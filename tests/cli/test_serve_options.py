@@ -127,7 +127,7 @@ def test_options_out_of_a_file(asked, written, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("prot = 9000", ["prot = 9000", "did you mean 'port'?", "there are aot-fallback, ", "server.toml"]),
+        ("prot = 9000", ["prot = 9000", "did you mean 'port'?", "there are adapter, aot-fallback, ", "server.toml"]),
         ("config = 'other.toml'", ["config = 'other.toml'", "no such option"]),
         ("no-prefix-cache = true", ["no-prefix-cache", "did you mean 'prefix-cache'?"]),
         ("port = '9000'", ["port = '9000' (set in ", "server.toml) is not allowed: a whole number"]),

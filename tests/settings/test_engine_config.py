@@ -184,6 +184,8 @@ def test_what_an_engine_is_without_settings():
     assert fixed == {
         "model": "smollm2-135m",
         "max_sequences": 1,
+        "max_loras": 64,
+        "max_lora_rank": 512,
         "max_step_tokens": 512,
         "fuse": "qkv,gate_up",
         "prefix_cache": True,

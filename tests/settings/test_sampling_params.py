@@ -59,6 +59,11 @@ def test_nothing_is_changed_by_default():
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1,
+        "dry_sequence_breakers": ("\n", ":", '"', "*"),
         "logit_bias": {},
         "bad_words": (),
         "stop": (),
@@ -160,11 +165,12 @@ def test_where_each_setting_is_shown():
         "xtc_probability": Shown("XTC probability", 1),
         "xtc_threshold": Shown("XTC threshold", 1),
         "repetition_penalty": Shown("Repetition penalty", 1),
+        "dry_multiplier": Shown("DRY multiplier", 1),
         "max_new_tokens": Shown("Most new tokens", 2, "what fits"),
         "seed": Shown("Seed", 2, "random"),
     }
     not_in_chat = """logit_bias allowed_token_ids stop_token_ids skip_special_tokens shown_token_ids logprobs n
-        additional_properties""".split()
+        additional_properties dry_sequence_breakers""".split()
     assert {name for name, told in TOLD.items() if not told.in_chat} == {*not_in_chat, *CONSTRAINTS}
 
 
@@ -172,7 +178,8 @@ def test_what_depends_on_drawing_and_on_earlier_tokens():
     stages = {stage: [name for name, told in TOLD.items() if told.stage == stage] for stage in ("draw", "penalty")}
     plain, others = ["temperature", "top_k", "top_p", "min_p"], ["top_n_sigma", "xtc_probability", "xtc_threshold"]
     assert stages["draw"] == plain + others
-    assert stages["penalty"] == ["repetition_penalty", "presence_penalty", "frequency_penalty"]
+    dry = ["dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"]
+    assert stages["penalty"] == ["repetition_penalty", "presence_penalty", "frequency_penalty", *dry]
 
 
 def test_what_files_of_a_model_may_recommend():

@@ -9,6 +9,7 @@ from tokenmill.memory.interrupts import held_interrupts
 
 EXAMPLES = (
     "tokenmill merge Qwen/Qwen3-0.6B my-adapter -o qwen3-mine",
+    "tokenmill merge qwen3-0.6b my-adapter.gguf -o qwen3-mine --dtype bfloat16",
     "tokenmill quantize qwen3-mine --algorithm gptq -o qwen3-mine-q4",
 )
 

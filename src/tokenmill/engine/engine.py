@@ -43,13 +43,6 @@ class Engine(Readings):
         self.program_refusals = loaded.resolved.program_refusals
         self.kernel_name, self.fingerprint = loaded.kernel_name, loaded.fingerprint
 
-    @property
-    def memory(self) -> dict[str, int]:
-        """Count the bytes of the weights, the cache and a draft model."""
-        self.core.check_open()
-        draft = self.core.speculation.draft
-        return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
-
     def __enter__(self) -> "Engine":
         return self
 

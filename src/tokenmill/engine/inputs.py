@@ -135,8 +135,8 @@ class InputProcessor:
         stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         start = len(tokens) if constrained_from is None else constrained_from
-        choosing = Choosing(params, seed, stops, bad_words=self._bad_words(params.bad_words))
-        choosing = replace(choosing, constrained_from=start)
+        words, breakers = self._bad_words(params.bad_words), self._dry_breakers(params)
+        choosing = Choosing(params, seed, stops, None, words, breakers, constrained_from=start)
         if not params.is_constrained_as(SamplingParams()):
             choosing = self.constraints.constrained(choosing, tokens, start)
         for number in range(params.n):
@@ -271,6 +271,10 @@ class InputProcessor:
                 if ids and max(ids) < self._vocab_size:  # tokens beyond the vocabulary are never drawn
                     spelled[ids] = None
         return tuple(spelled)
+
+    def _dry_breakers(self, params: SamplingParams) -> frozenset[int]:
+        known = self._tokenizer if params.uses_dry else None
+        return frozenset() if known is None else known.ids_with(params.dry_sequence_breakers)
 
     def _check_ids(self, tokens: Iterable[int], setting: str | None = None) -> None:
         """Raise RequestError for ids that the model does not have, in a prompt or in a setting."""

@@ -1,5 +1,5 @@
-"""The methods of an Engine that write no text: adapters, logits, scores of continuations, vectors of texts, rankings,
-receipts.
+"""The methods of an Engine that write no text: memory, adapters, logits, scores of continuations, vectors of texts,
+rankings, receipts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +26,13 @@ class Readings:
     """Computes what a model makes of given texts."""
 
     core: Core
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Count the bytes of the weights, the cache and a draft model."""
+        self.core.check_open()
+        draft = self.core.speculation.draft
+        return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenmill.errors import RequestError
 from tokenmill.memory.transfer import bits, to_device
+from tokenmill.sample.dry import dry_penalties
 from tokenmill.sample.probabilities import integer_probabilities
 from tokenmill.sample.state import Row
 
@@ -182,6 +183,17 @@ def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     return presence_and_frequency_penalty(logits_RV, rows_N, ids_N, presence_N, frequency_N, counts_N)
 
 
+def _dry(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    found = []
+    for row in rows:
+        how = row.params
+        settings = (how.dry_multiplier, how.dry_base, how.dry_allowed_length, how.dry_penalty_last_n)
+        found.append(dry_penalties(row.tokens, *settings, row.choosing.dry_breakers))
+    rows_N, ids_N = _places(logits_RV, [tuple(each) for each in found], "prompt")
+    amounts = [-penalty for each in found for penalty in each.values()]
+    return logit_bias(logits_RV, rows_N, ids_N, to_device(amounts, logits_RV.device, torch.float32))
+
+
 def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     rows_N, ids_N = _places(logits_RV, [tuple(row.params.logit_bias) for row in rows], "logit_bias")
     amounts = [amount for row in rows for amount in row.params.logit_bias.values()]
@@ -283,6 +295,7 @@ MASK = Stage(lambda row: row.mask is not None, _constrain)
 BEFORE_MASK = (
     Stage(lambda row: row.params.repetition_penalty != 1, _repetition),
     Stage(lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
+    Stage(lambda row: row.params.uses_dry, _dry),
     Stage(lambda row: bool(row.params.logit_bias), _bias),
     Stage(lambda row: row.params.allowed_token_ids is not None, _allow),
     Stage(lambda row: bool(row.forbidden_ids), _forbid),

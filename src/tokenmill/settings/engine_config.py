@@ -227,7 +227,7 @@ class EngineKeywords(TypedDict, total=False):
     suffix_dir: str | PathLike[str] | None
     suffix_limit: int
     adapter: str | PathLike[str] | None
-    lora_modules: str | None
+    lora_modules: str | PathLike[str] | None
     max_loras: int
     max_lora_rank: int
     threads: int | None

@@ -67,6 +67,18 @@ class SamplingParams:
         minimum=-100, maximum=100, stage="penalty")
     frequency_penalty: float = setting(0.0, "Subtracted from a token's logit for each time it is in the output.",
         minimum=-100, maximum=100, stage="penalty")
+    dry_multiplier: float = setting(0.0,
+        "DRY: what goes on with a repetition becomes less likely by this times dry-base to the power of its length. "
+        "0: off.", minimum=0, maximum=100, page=Shown("DRY multiplier", 1), stage="penalty")
+    dry_base: float = setting(1.75, "DRY: how fast its penalty grows with the length of a repetition.", minimum=1,
+        maximum=100, stage="penalty")
+    dry_allowed_length: int = setting(2, "DRY: repetitions of fewer tokens have no penalty.", minimum=1,
+        maximum=1000, stage="penalty")
+    dry_penalty_last_n: int = setting(-1, "DRY: looks for repetitions in so many tokens. -1: all; 0: off.", minimum=-1,
+        stage="penalty")
+    dry_sequence_breakers: tuple[str, ...] = setting(("\n", ":", '"', "*"),
+        "DRY: a token that holds this text ends a repetition. May be repeated; default: newline, :, \" and *.",
+        in_chat=False, options=("--dry-sequence-breaker",))
     logit_bias: Mapping[int, float] = setting(dict, "ID=AMOUNT, added to that token's logit. May be repeated.",
         in_chat=False)
     allowed_token_ids: tuple[int, ...] | None = setting(None, "The only ids that may be chosen, as 1,2,3.",
@@ -129,7 +141,12 @@ class SamplingParams:
     def looks_back(self) -> bool:
         """True if a choice, or what is reported of it, needs the values of the tokens before it on the host."""
         penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
-        return self.logprobs is not None or bool(self.bad_words) or any(penalties)
+        return self.logprobs is not None or bool(self.bad_words) or any(penalties) or self.uses_dry
+
+    @cached_property
+    def uses_dry(self) -> bool:
+        """True if repetitions have a penalty."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     def is_constrained_as(self, other: "SamplingParams") -> bool:
         """Tell whether the same constraint, or none, holds with these settings and with others."""
@@ -163,6 +180,11 @@ class SamplingKeywords(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: str | Sequence[str] | None
     logit_bias: Mapping[int, float] | Mapping[str, float] | None
     allowed_token_ids: Sequence[int] | None
     bad_words: str | Sequence[str] | None

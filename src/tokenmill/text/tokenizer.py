@@ -61,6 +61,7 @@ class Tokenizer:
         without_chance(backend)
         self.backend, self.rules = backend, rules
         self.bos_token_id = bos_token_id
+        self._with: dict[tuple[str, ...], frozenset[int]] = {}
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template, self.named_templates = chat_template, dict(named_templates or {})
         self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
@@ -218,6 +219,13 @@ class Tokenizer:
                 texts += [backend.decode(run, skip_special_tokens=skip_special), self._spelled[number]]
                 run.clear()
         return "".join([*texts, backend.decode(run, skip_special_tokens=skip_special)])
+
+    def ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """Return the ids of all tokens that hold one of these texts."""
+        if texts not in self._with:  # once: a vocabulary of 150,000 takes a quarter of a second
+            spelled = self.decode_each(range(self.num_tokens))
+            self._with[texts] = frozenset(i for i, own in enumerate(spelled) if any(text in own for text in texts))
+        return self._with[texts]
 
     def decode_each(self, ids: Iterable[int]) -> list[str]:
         """Return the text of each id alone, as if it followed others that are text. Other threads run meanwhile."""

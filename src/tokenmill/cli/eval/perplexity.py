@@ -45,6 +45,8 @@ OWN = (
     "draft_model",
     "suffix_dir",
     "suffix_limit",
+    "lora_modules",
+    "max_loras",
 )
 
 NEEDED = argument(
