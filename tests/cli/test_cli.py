@@ -79,8 +79,8 @@ OPTIONS = {
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
         --log-format --lora-folder --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix
-        --offline --port --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile
-        --preset --ssl-keyfile --strict --timeout-keep-alive --tool-format
+        --offline --port --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout
+        --preset --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
