@@ -1,14 +1,17 @@
 """Adapters of an engine: several beside the model, rows that are never shared between them, sessions, receipts."""
 
+import shutil
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.marks import needs_native
 from tests.peft_adapters import save_adapter
 from tests.tiny_models import prompt, save
-from tokenmill import ConfigError, RequestError, SamplingParams, SnapshotError, load
+from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams, SnapshotError, load
 from tokenmill.kernels.native_library import builds
 from tokenmill.program.native.program import Native
 
@@ -145,6 +148,51 @@ def test_a_name_is_taken_once(models, folder):
             engine.load_adapter(" ", folder / "llama" / "b")
 
 
+@pytest.mark.parametrize("names", [["x"] * 6, "uvwxyz"])
+def test_several_that_load_at_once_find_one_place(names, models, folder):
+    """One of one name, and one where there is one place."""
+    with loaded("llama", models, folder, names=(), program="eager", max_loras=1) as engine:
+        together, ended = threading.Barrier(len(names)), list[str]()
+
+        def add(name):
+            together.wait(60)
+            try:
+                engine.load_adapter(name, folder / "llama" / "a")
+                ended.append("loaded")
+            except (ConfigError, CapacityError) as error:
+                ended.append(type(error).__name__)
+
+        threads = [threading.Thread(target=add, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert sorted(ended) == sorted([("CapacityError", "ConfigError")[names[0] == "x"]] * 5 + ["loaded"])
+
+
+def test_weights_that_changed_since_are_not_read_for_an_adapter(models, tmp_path):
+    """DoRA needs the norms of the rows of the model that was loaded."""
+    whole = tmp_path / "model"
+    shutil.copytree(save("llama", models), whole)
+    save_adapter("llama", tmp_path / "dora", target_modules=["q_proj"], use_dora=True)
+    with load(whole, dtype="float32", program="eager", scheme="dense", packed_cache=False) as engine:
+        engine.load_adapter("before", tmp_path / "dora")
+        file = whole / "model.safetensors"
+        tensors = {name: 2 * tensor for name, tensor in load_file(file).items()}
+        file.unlink()
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match="has other weights than when the model was loaded"):
+            engine.load_adapter("after", tmp_path / "dora")
+
+
+def test_the_rank_of_experts_is_each_ones(models, tmp_path):
+    """PEFT has the factors of all experts in one tensor of as many rows as they have together."""
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    save_adapter("mixtral", tmp_path / "a", target_modules=["q_proj"], target_parameters=parameters)
+    with load(save("mixtral", models), dtype="float32", program="eager", scheme="dense", max_lora_rank=4) as engine:
+        assert engine.load_adapter("a", tmp_path / "a").rank == 4
+
+
 def test_a_file_that_is_replaced_while_it_is_loaded_changes_nothing(models, folder, tmp_path):
     save_adapter("llama", tmp_path / "mine", seed=9)
     with loaded("llama", models, folder, names=(), program="eager") as engine:
@@ -210,6 +258,12 @@ def test_one_adapter_for_every_text(models, folder):
         assert torch.equal(engine.logits(TOKENS), engine.logits(TOKENS, adapter="b"))
         assert engine.session(TOKENS).adapter.name == "b"
         assert not torch.equal(engine.logits(TOKENS), engine.logits(TOKENS, adapter="c"))
+        before = engine.logits(TOKENS)
+        with pytest.raises(RequestError, match="'b' stays: every text of this engine is computed with that one"):
+            engine.unload_adapter("b")
+        with pytest.raises(ConfigError, match="another name: every text of this engine"):
+            engine.load_adapter("b", folder / "llama" / "a", replace=True)
+        assert torch.equal(engine.logits(TOKENS, adapter="b"), before)
     modules = ",".join(f"{name}={folder / 'llama' / name}" for name in NAMES)
     with loaded("llama", models, folder, names=(), program="eager", lora_modules=modules) as engine:
         assert sorted(engine.adapters) == [*NAMES]

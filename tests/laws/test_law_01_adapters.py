@@ -71,6 +71,12 @@ KINDS = {
     "experts, interleaved": ("gpt_oss", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
     "experts by their old names": ("mixtral", {"target_modules": ["w1", "w2", "w3"]}),
     "router": ("mixtral", {"target_modules": ["q_proj"], "target_parameters": ["gate.weight"]}),
+    "router, patterns": ("mixtral", {
+        "target_modules": ["q_proj"], "target_parameters": ["gate.weight"],
+        "alpha_pattern": {"mlp.gate": 3, "gate.weight": 64}}),
+    "parameter, patterns": ("llama", {
+        "target_modules": ["v_proj"], "target_parameters": ["q_proj.weight"],
+        "alpha_pattern": {"q_proj": 3, "q_proj.weight": 64}, "rank_pattern": {"q_proj": 2, "q_proj.weight": 3}}),
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def columns_read(op, num_heads):
 @pytest.mark.parametrize("name", TINY)
 def test_no_linear_stores_over_what_slower_threads_still_read(name, models):
     loaded = load(save(name, models), program="native").core.loaded
-    ops = list(loaded.program._ops.array)
+    ops = list(loaded.program.ops.array)
     for before, op in pairwise(ops):
         if op.kind == LINEAR and op.epilogue == STORE:
             written = set(range(op.column, op.column + op.outputs))

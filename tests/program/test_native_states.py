@@ -53,7 +53,7 @@ def equal(some, others):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_units_of_a_matrix_have_no_row_twice(family, models):
     """Two threads would write the same columns, and one of them zeros, if a unit reached into the next part."""
-    for op in Text(save(family, models)).loaded.program._ops.array:
+    for op in Text(save(family, models)).loaded.program.ops.array:
         units = [(unit.first, unit.first + unit.count) for unit in op.units[: op.num_units // max(1, op.experts)]]
         assert all(end <= first for (_, end), (first, _) in itertools.pairwise(units))
 

@@ -17,6 +17,8 @@ from tokenmill.weights.adapters.read import open_adapter
 
 log = logging.getLogger(__name__)
 
+OF_ALL = "every text of this engine is computed with that one (adapter)"
+
 
 class Adapters:
     """The adapters of one model, by name. path: of the model's files. of_settings: those that its settings name.
@@ -34,7 +36,7 @@ class Adapters:
             self.load(name, path_of(where))
         if config.adapter is not None:
             path = path_of(config.adapter)
-            self._of_all = self.load(path.name if path.is_dir() else path.stem, path, replace=True)
+            self._of_all = self.load(path.name if path.is_dir() else path.stem, path)
         self.of_settings = tuple(self._by_name.values())
 
     @property
@@ -49,27 +51,38 @@ class Adapters:
         """
         if not isinstance(name, str) or not name.strip():
             raise ConfigError("adapter", name, "a name that is not empty")
+        if reason := refusal(self._loaded):
+            raise ConfigError("adapter", name, f"none: {reason}")
+        with self._lock:  # the whole of it, or two that load at once would both find a place
+            self._check_place(name, replace)
+            adapter = self._read(name, path)
+            lookup(ADAPTED, self._loaded.program_name, "program")(self._loaded.program, adapter)
+            self._by_name[name] = adapter
+        return adapter
+
+    def _check_place(self, name: str, replace: bool) -> None:
+        most = self._loaded.config.max_loras
         if name in self._by_name and not replace:
             raise ConfigError("adapter", name, "a name that no adapter has yet: unload that one first, or replace it")
-        loaded, resolved = self._loaded, self._loaded.resolved
-        if reason := refusal(loaded):
-            raise ConfigError("adapter", name, f"none: {reason}")
-        if name not in self._by_name and len(self._by_name) >= (most := resolved.config.max_loras):
+        if self._of_all is not None and name == self._of_all.name:
+            raise ConfigError("adapter", name, f"another name: {OF_ALL}")
+        if name not in self._by_name and len(self._by_name) >= most:
             raise CapacityError("adapters", len(self._by_name) + 1, most, "max_loras, or unload one")
-        base = ModelWeights(self._path, resolved.model, resolved.scheme)
+
+    def _read(self, name: str, path: Path) -> Adapter:
+        loaded, resolved = self._loaded, self._loaded.resolved
+        base = ModelWeights(self._path, resolved.model, resolved.scheme, loaded.fingerprint)
         dtype = getattr(torch, resolved.config.dtype)
         adapter = open_adapter(path, name, resolved.model, dtype, base, resolved.config.max_lora_rank)
         if adapter.left_out:
             count, first = len(adapter.left_out), adapter.left_out[0]
             log.warning("%s: left out are %d modules that text does not pass, such as %s", path, count, first)
-        lookup(ADAPTED, loaded.program_name, "program")(loaded.program, adapter)
-        with self._lock:
-            self._by_name[name] = adapter
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget an adapter. RequestError for a name that none has."""
-        self.find(name)
+        """Forget an adapter. RequestError for a name that none has, and for the adapter of every text."""
+        if self.find(name) is self._of_all:
+            raise RequestError(f"adapter {brief(name)} stays: {OF_ALL}", "adapter")
         with self._lock:
             self._by_name.pop(name, None)
 

@@ -87,7 +87,7 @@ def meta_tokenizers(path: Path) -> list[Path]:
     return own or sorted(path.resolve().parent.glob("tokenizer.model"))
 
 
-def is_full(digests: dict[str, str]) -> bool:
+def is_full(digests: Mapping[str, str]) -> bool:
     """Tell whether every byte was read for these digests."""
     return any(str(digest).startswith(FULL) for digest in digests.values())
 

@@ -12,7 +12,7 @@ import pytest
 from tests.peft_adapters import save_adapter
 from tests.serve.conftest import MODEL, SETTINGS, served
 from tests.serve.sessions.test_batches import client_of, ended, jsonl, line
-from tokenmill import load
+from tokenmill import ConfigError, load
 
 PROMPT = "w3 w14 w15 w9 w2 w6"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -164,6 +164,8 @@ def test_adapters_are_loaded_and_unloaded(http, client, wanted):
         ("x", "a\x00b", 404, "is not in the server's folder"),
         ("x", "foreign", 400, "does not fit this llama model"),
         (MODEL, "third", 409, "is the name of the model itself"),
+        (f"{MODEL}:latest", "third", 409, "is the name of the model itself"),
+        (MODEL.upper(), "third", 409, "is the name of the model itself"),
     ],
 )
 def test_what_is_refused(name, path, status, said, http, folder):
@@ -186,3 +188,27 @@ def test_without_a_folder_nothing_is_loaded(chat_model, folder):
             body = body if path == "load" else {"lora_name": "x"}
             found = http.post(f"/v1/{path}_lora_adapter", json=body)
             assert found.status_code == 403 and "--lora-folder" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest", MODEL.upper()])
+def test_an_adapter_with_the_name_of_the_model_is_refused(name, chat_model, folder):
+    modules = f"{name}={folder / 'first'}"
+    with pytest.raises(ConfigError, match="another name than"), served(chat_model, {"lora_modules": modules}):
+        pass
+
+
+def test_one_adapter_for_every_text(chat_model, folder, wanted):
+    """It cannot be unloaded, and the fingerprint tells it."""
+    with (
+        served(chat_model, {"adapter": str(folder / "first")}, lora_folder=folder) as server,
+        httpx2.Client(base_url=server.url, trust_env=False) as http,
+    ):
+        asked = {"prompt": PROMPT, **SAYS}
+        done, named = (http.post("/v1/completions", json={"model": each, **asked}).json() for each in (MODEL, "first"))
+        assert done["choices"][0]["text"] == named["choices"][0]["text"] == wanted["first"][0]
+        assert done["system_fingerprint"] == named["system_fingerprint"] and "_" in done["system_fingerprint"][3:]
+        found = http.post("/v1/unload_lora_adapter", json={"lora_name": "first"})
+        assert found.status_code == 409 and "every text" in found.json()["error"]["message"]
+        body = {"lora_name": "first", "lora_path": "second", "load_inplace": True}
+        assert http.post("/v1/load_lora_adapter", json=body).status_code == 400
+        assert http.post("/v1/completions", json={"model": MODEL, **asked}).json()["choices"] == done["choices"]

@@ -128,13 +128,81 @@ def test_half_of_a_pair_is_refused(kind, engine, adapter):
 
 
 def test_another_rank_than_the_config_says_is_refused(engine, adapter):
-    refused(engine, change(adapter, r=5), "has rank 4", "says 5")
+    refused(engine, change(adapter, r=5), "has rank 4", "says rank 5")
 
 
 def test_a_module_that_the_config_leaves_out_is_refused(engine, adapter):
     """PEFT passes its factors over."""
     refused(engine, change(adapter, target_modules=["q_proj"]), "target_modules leave out", "up_proj")
-    refused(engine, change(adapter, target_modules=None, layers_to_transform=[0]), "layers_to_transform", "layers.1.")
+    refused(engine, change(adapter, target_modules=r".*\.q_proj"), "target_modules leave out", "up_proj")
+    refused(engine, change(adapter, target_modules=None), "target_modules leave out", "proj")
+    both = ["q_proj", "up_proj"]
+    refused(engine, change(adapter, target_modules=both, exclude_modules=["up_proj"]), "exclude_modules leave out")
+    refused(engine, change(adapter, exclude_modules=r".*1\.mlp\.up_proj"), "exclude_modules leave out", "layers.1")
+    refused(engine, change(adapter, exclude_modules=None, layers_to_transform=[0]), "layers_to_transform", "layers.1.")
+
+
+@pytest.mark.parametrize("targets", [r"model\.layers\.\d\.(self_attn|mlp)\.(q|up)_proj", "(?:(a|.)*_proj){1,2}" * 3])
+def test_an_expression_that_names_the_modules(targets, engine, adapter):
+    """One that may take years to match is not asked."""
+    engine.load_adapter("named", change(adapter, target_modules=targets, exclude_modules="(a*)*"))
+    engine.unload_adapter("named")
+
+
+@pytest.mark.parametrize("field", ["use_dora", "lora_bias"])
+def test_a_config_that_contradicts_its_tensors_is_refused(field, engine, adapter, tmp_path):
+    """PEFT starts missing ones anew, and passes over those that the config does not have."""
+    refused(engine, change(adapter, **{field: True}), f"{field} is True", "_proj has no ")
+    save_adapter("llama", tmp_path / "other", target_modules=["q_proj"], **{field: True})
+    refused(engine, change(tmp_path / "other", **{field: False}), f"{field} is False", "q_proj has a ")
+
+
+@pytest.mark.parametrize("program", ["eager", "native"])
+@pytest.mark.parametrize(
+    "shape", [((16, 48, 1), (48, 1, 16)), ((1, 4, 48), (1, 48, 4)), ((4, 48, 1, 1), (48, 4, 1, 1))]
+)
+def test_factors_that_are_no_matrices_are_refused(shape, program, models, adapter):
+    path = adapter / "adapter_model.safetensors"
+    tensors = dict(load_file(path))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    tensors |= {name.format(each): torch.zeros(size) for each, size in zip("AB", shape, strict=True)}
+    save_file(tensors, path)
+    with load(save("llama", models), dtype="float32", program=program, scheme="dense") as engine:
+        refused(engine, adapter, "1 misshapen: model.layers.0.self_attn.q_proj", "no [R, I] and [O, R]")
+
+
+def test_tensors_that_change_nothing_there_are_refused(engine, adapter):
+    path = adapter / "adapter_model.safetensors"
+    tensors = dict(load_file(path))
+    q = "base_model.model.model.layers.0.self_attn.q_proj."
+    wrong = {"lora_embedding_A": (4, 48), "lora_embedding_B": (48, 4)}
+    save_file(tensors | {q + each: torch.zeros(size) for each, size in wrong.items()}, path)
+    refused(engine, adapter, "1 unexpected: model.layers.0.self_attn.q_proj (a, b, embedding_a, embedding_b)")
+
+
+def test_rows_of_a_matrix_that_is_no_head_are_refused(engine, tmp_path):
+    tokens = {"model.layers.0.self_attn.q_proj": [1, 2]}
+    save_adapter("llama", tmp_path / "a", target_modules=["v_proj"], trainable_token_indices=tokens)
+    refused(engine, tmp_path / "a", "unexpected: model.layers.0.self_attn.q_proj (tokens)")
+
+
+def test_an_embedding_that_norms_its_rows_takes_no_factors(models, tmp_path):
+    """Muse Glimmer's norm is inside of the module, so PEFT adds behind it."""
+    save_adapter("muse_glimmer_text", tmp_path / "a", target_modules=["embed_tokens"])
+    with load(save("muse_glimmer_text", models), dtype="float32", program="eager", scheme="dense") as engine:
+        refused(engine, tmp_path / "a", "unexpected: model.embed_tokens: the embedding of this family norms its rows")
+
+
+def test_a_file_without_tensors_is_refused(engine, adapter):
+    save_file({}, adapter / "adapter_model.safetensors")
+    refused(engine, adapter, "changes nothing")
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")])
+def test_tensors_without_numbers_are_refused(tensor, engine, adapter):
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save({"base_model.model.x.lora_A.weight": tensor}, adapter / "adapter_model.bin")
+    refused(engine, adapter, "adapter_model.bin")
 
 
 def test_norms_are_refused_by_name(engine, tmp_path):

@@ -65,6 +65,7 @@ FIELDS = (
     *map(Named, ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")),
     Named("chat_template", note="`--chat-template` of the server has one"),
     Named("use_beam_search"),
+    Named("length_penalty"),
     Named("spaces_between_special_tokens"),
     Named("lora, prompt_embeds"),
 )

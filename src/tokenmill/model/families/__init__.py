@@ -138,8 +138,8 @@ class Family:
     are no weights and may be there. constants: ignored numbers that transformers cannot do without: last part of the
     name of a weight → the numbers beside it, by the last parts of their names. further: beginnings of the names of
     layers that predict further tokens, or words in the place of others; {n} is the number of layers. mtp: how the
-    first of them is stored, where it can draft. gguf: None where no GGUF
-    file holds the family. text: of a model that has other parts.
+    first of them is stored, where it can draft. gguf: None where no GGUF file holds the family. text: of a model that
+    has other parts. norms_in_embedding: the module of the embedding norms its rows, so that an adapter's come after.
     """
 
     names: Mapping[str, str]
@@ -158,6 +158,7 @@ class Family:
     gguf: InGGUF | None = None
     text: InnerTextModel | None = None
     also: Mapping[str, str] = field(default_factory=dict)
+    norms_in_embedding: bool = False
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

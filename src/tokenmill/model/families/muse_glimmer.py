@@ -121,6 +121,7 @@ MUSE_GLIMMER_TEXT = Family(
     _NAMES,
     _muse_glimmer,
     {"hidden_act": "hidden_activation"},
+    norms_in_embedding=True,
     defaults={
         **sizes(202048, 6656, 19968, 52, 32, 2, head_dim=128, context=131072),
         "eos_token_id": 200001,

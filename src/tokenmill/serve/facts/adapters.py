@@ -35,7 +35,7 @@ async def load(call: Call) -> Response:
     """Load an adapter (LoRA) that lies in the server's folder for them; requests name it as their model."""
     folder = _folder(call)
     name, path = call.body.lora_name, _inside(folder, call.body.lora_path)
-    if name.casefold() == call.service.options.name.casefold():
+    if call.service.model.is_own(name):
         raise ApiError(409, f"{name!r} is the name of the model itself", "lora_name")
     if name in call.service.engine.adapters and not call.body.load_inplace:
         raise ApiError(409, f"{name!r} is loaded already; load_inplace replaces it", "lora_name")
@@ -49,7 +49,10 @@ async def unload(call: Call) -> Response:
     name = call.body.lora_name
     if name not in call.service.engine.adapters:
         raise ApiError(404, f"there is no adapter {name!r}", "lora_name")
-    call.service.engine.unload_adapter(name)
+    try:
+        call.service.engine.unload_adapter(name)
+    except RequestError as error:
+        raise ApiError(409, str(error), "lora_name") from None
     return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
 
 

@@ -25,7 +25,7 @@ from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.beams import check_search, searched
 from tokenmill.serve.request.prepare import Prepared, prepare
-from tokenmill.serve.request.writer import Writer
+from tokenmill.serve.request.writer import Writer, with_adapter
 
 MAX_TEXTS = 1024  # of one request
 MIN_TIMEOUT_S = 0.001  # for a stream that goes on elsewhere after its time
@@ -103,8 +103,7 @@ class RequestWork:
     @property
     def _fingerprint(self) -> str:
         """Return what texts depend on beside the request: of the service, and of the adapter's bytes."""
-        adapter = None if self.ask.adapter is None else self.service.engine.core.adapter(self.ask.adapter)
-        return self.service.fingerprint + ("" if adapter is None else f"_{adapter.digest.hex()[:8]}")
+        return with_adapter(self.service.fingerprint, self.service.engine.core.adapter(self.ask.adapter))
 
     def _take_up(self, written: Resumption) -> None:
         """Take the seed and the time with which the stream began; a new one gets a seed that can be told."""

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
+from tokenmill.errors import ConfigError
 from tokenmill.serve.http.errors import CLIENT_CLOSED, ApiError
 from tokenmill.serve.loop.driver import Driver
 from tokenmill.serve.loop.limits import Admission
@@ -55,6 +56,10 @@ class Service:
         loaded = self.engine.core.loaded
         self.fingerprint = system_fingerprint(loaded)
         self.model = Model(loaded, self.options.name, self.options.is_strict, self.engine.core.adapters)
+        of_all = self.engine.core.adapter(None)
+        for name, adapter in self.engine.adapters.items():
+            if adapter is not of_all and self.model.is_own(name):
+                raise ConfigError("lora_modules", name, "another name than the model's own (--served-model-name)")
 
     async def in_thread(self, request: Request, do: Callable[..., T], *given: Any) -> T:
         """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""

@@ -44,12 +44,16 @@ class Model:
 
     @property
     def adapters(self) -> List[str]:
-        """List the names of the loaded adapters."""
-        return [] if self._adapters is None else sorted(self._adapters.by_name)
+        """List the names of the loaded adapters, of which the one of every text may have the model's name."""
+        return [] if self._adapters is None else sorted(self._adapters.by_name.keys() - {self.name})
 
     def adapter(self, name: str | None) -> str | None:
         """Find the adapter that a request names as its model; None for the model itself."""
         return None if name in (self.name, f"{self.name}{LATEST}") else adapter_of(name, self.adapters)
+
+    def is_own(self, name: str) -> bool:
+        """Tell whether a name means the model itself: in letters of either case, with the tag that clients add."""
+        return name.casefold().removesuffix(LATEST) == self.name.casefold()
 
     def check_name(self, name: str | None) -> None:
         """Raise ApiError for a name that is neither the model's nor an adapter's."""

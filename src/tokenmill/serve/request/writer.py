@@ -43,6 +43,11 @@ def system_fingerprint(loaded: LoadedModel) -> str:
     return f"fp_{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
+def with_adapter(fingerprint: str, adapter: Any) -> str:
+    """Make the fingerprint of texts that an adapter computes, or none does."""
+    return fingerprint + ("" if adapter is None else f"_{adapter.digest.hex()[:8]}")
+
+
 class Writer(ABC):
     """The writer of the answer to one request. An answer and its events have the same id, time and model.
 

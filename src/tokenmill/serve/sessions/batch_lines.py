@@ -21,7 +21,7 @@ from tokenmill.serve.protocols import BATCHED, Route, refusals_at
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import prepare
 from tokenmill.serve.request.prompt import Model
-from tokenmill.serve.request.writer import system_fingerprint
+from tokenmill.serve.request.writer import system_fingerprint, with_adapter
 
 MAX_TEXTS = 1024  # of one request
 FIELDS = ("custom_id", "method", "url", "body")
@@ -86,7 +86,8 @@ class BatchLines(Task):
         def answer(completions: List[Completion]) -> Any:
             assert route.writer is not None, "the route generates"
             name = ask.adapter or self._name
-            made = route.writer(ask, prepared, name, self._fingerprint, core.loaded.tokenizer)
+            fingerprint = with_adapter(self._fingerprint, prepared.request.sequences[0].kept.adapter)
+            made = route.writer(ask, prepared, name, fingerprint, core.loaded.tokenizer)
             made.resume(Resumption({"id": f"{made.prefix}{key.text}"}), {})  # of which the ids of calls are made
             return self._response(key, 200, _without_moment(made.answer(completions), made.prefix, key))
 

@@ -61,7 +61,7 @@ class Adapter:
     """An adapter that is loaded for one model. name: under which requests ask for it. path: where it was read.
 
     digest: sha256 of the bytes of its files. changes: of each matrix, by its path (model/parameters.py), ordered by
-    rows. rank: the largest. left_out: tensors for parts of the model that are not the text's, which nothing reads.
+    rows. left_out: tensors for parts of the model that are not the text's, which nothing reads.
     prepared: what the program has made of it.
     """
 
@@ -70,9 +70,15 @@ class Adapter:
     digest: bytes
     changes: Mapping[str, tuple[Change, ...]]
     embedding: EmbeddingChange | None = None
-    rank: int = 0
     left_out: tuple[str, ...] = ()
     prepared: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a change."""
+        ranks = [len(each.a_RI) for changes in self.changes.values() for each in changes if each.a_RI is not None]
+        of_embedding = None if self.embedding is None else self.embedding.a_VR
+        return max([*ranks, 0 if of_embedding is None else of_embedding.shape[1]], default=0)
 
     @property
     def num_bytes(self) -> int:

@@ -50,7 +50,7 @@ class Builder:
             self.unexpected.append(name)
         elif path_of(target) == EMBEDDING:
             self._add_embedding(module, token_ids)
-        elif "tokens" in module.tensors:
+        elif path_of(target) == HEAD and "tokens" in module.tensors:
             self._add_tokens_of_head(module, token_ids)
         else:
             self._add_matrix(module, target)
@@ -60,8 +60,8 @@ class Builder:
         [O, R · E] with columns (rank, expert).
         """
         targets, a, b = self.places.each(f"{outer}.{parameter}"), module.get("a"), module.get("b")
-        if not targets or a is None or b is None:
-            return self.unexpected.append(f"{module.name} ({parameter})")
+        if not targets or a is None or b is None or not module.has_only("a", "b"):
+            return self.unexpected.append(f"{module.name} ({', '.join(sorted(module.tensors))} of {parameter})")
         count = len(targets)
         fits = len(a) % count == 0 and a.dim() == 2
         if not fits or (b.shape[0], a.shape[1]) != (len(self.places.rows(targets[0])), self.places.inputs(targets[0])):
@@ -74,7 +74,7 @@ class Builder:
     def add_stack(self, module: Module) -> None:
         """Add the factors of all experts as llama.cpp has them: [E, R, I] and [E, O, R]."""
         targets, a, b = self.places.each(f"{module.name}.weight"), module.get("a"), module.get("b")
-        if a is None or b is None or len(targets) != len(a) or len(a) != len(b):
+        if a is None or b is None or not targets or len(targets) != len(a) or len(a) != len(b):
             return self.unexpected.append(module.name)
         for target, a_RI, b_OR in zip(targets, a, b, strict=True):
             self._add_matrix(Module(module.name, module.scale, {"a": a_RI, "b": b_OR}), target)
@@ -84,6 +84,8 @@ class Builder:
 
     def _add_matrix(self, module: Module, target: Target) -> None:
         a, b, rows = module.get("a"), module.get("b"), self.places.rows(target)
+        if not module.has_only("a", "b", "b_bias", "magnitude", "weight", "bias"):
+            return self.unexpected.append(f"{module.name} ({', '.join(sorted(module.tensors))})")
         whole, magnitude = self._whole(module, target), module.get("magnitude")
         if a is None or b is None:
             bias = self._new_bias(module, target)
@@ -121,6 +123,9 @@ class Builder:
         """Find a matrix that stands in the place of the base's, unless it is the same."""
         weight, rows = module.get("weight"), self.places.rows(target)
         if weight is None:
+            return None
+        if weight.dim() != 2:
+            self.misshapen.append(f"{module.name} {list(weight.shape)}, no matrix")
             return None
         weight = TRANSFORMS[target.transform].to_decoder(weight, self.model)
         shape = (len(rows), self.places.inputs(target))
@@ -167,6 +172,9 @@ class Builder:
         a, b, weight = module.get("embedding_a"), module.get("embedding_b"), module.get("weight")
         if left := module.tensors.keys() - {"embedding_a", "embedding_b", "weight", "tokens", "magnitude"}:
             return self.unexpected.append(f"{module.name} ({sorted(left)[0]})")
+        if self.places.family.norms_in_embedding and not module.has_only("weight"):
+            what = "the embedding of this family norms its rows, and a change would come after the norm"
+            return self.unexpected.append(f"{module.name}: {what}")
         if weight is not None:
             if tuple(weight.shape) != (vocabulary, hidden):
                 return self.misshapen.append(f"{module.name} {list(weight.shape)} where {[vocabulary, hidden]} goes")

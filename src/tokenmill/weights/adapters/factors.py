@@ -50,7 +50,11 @@ class Module:
 
     @property
     def rank(self) -> int:
+        """The rank of the factors; of the factors of all experts in one (PEFT), times the number of experts."""
         return max((self.tensors[kind].shape[-2] for kind, _ in _PAIRS if kind in self.tensors), default=0)
+
+    def has_only(self, *kinds: str) -> bool:
+        return self.tensors.keys() <= set(kinds)
 
 
 def modules_of_peft(tensors: Mapping[str, Tensor], where: str) -> dict[str, Module]:
@@ -68,7 +72,7 @@ def modules_of_peft(tensors: Mapping[str, Tensor], where: str) -> dict[str, Modu
     if unexpected:
         what = f"{where} holds tensors whose names are not those that PEFT gives, {_PREFIX}MODULE.lora_A.weight"
         raise CheckpointError(what, unexpected=unexpected)
-    check_pairs(found.values(), where)
+    _check_pairs(found.values(), where)
     return found
 
 
@@ -89,12 +93,14 @@ def modules_of_gguf(tensors: Mapping[str, Tensor], where: str) -> dict[str, Modu
     if unexpected:
         what = f"{where} holds tensors whose names are not those of an adapter, NAME.weight.lora_a and .lora_b"
         raise CheckpointError(what, unexpected=unexpected)
-    check_pairs(found.values(), where)
+    _check_pairs(found.values(), where, stacks=True)
     return found
 
 
-def check_pairs(modules: Iterable[Module], where: str) -> None:
-    """Raise CheckpointError unless each factor has its other half, of the same rank, and all numbers are finite."""
+def _check_pairs(modules: Iterable[Module], where: str, stacks: bool = False) -> None:
+    """Raise CheckpointError unless each factor is a matrix and has its other half, of the same rank, and all numbers
+    are finite. stacks: factors of all experts have a third dimension.
+    """
     missing, misshapen = [], []
     for module in modules:
         for kind, tensor in module.tensors.items():
@@ -104,12 +110,10 @@ def check_pairs(modules: Iterable[Module], where: str) -> None:
             a, b = module.get(first), module.get(second)
             if (a is None) != (b is None):
                 missing.append(f"{module.name} ({second if b is None else first})")
-            elif (
-                a is not None
-                and b is not None
-                and (a.dim() != b.dim() or a.dim() < 2 or a.shape[-2] != b.shape[-1] or not a.shape[-2])
-            ):
-                misshapen.append(f"{module.name}: {list(a.shape)} and {list(b.shape)}, of different ranks")
+            elif a is not None and b is not None:
+                is_known = a.dim() == b.dim() and (a.dim() == 2 or (stacks and a.dim() == 3 and first == "a"))
+                if not is_known or a.shape[-2] != b.shape[-1] or not a.shape[-2]:
+                    misshapen.append(f"{module.name}: {list(a.shape)} and {list(b.shape)}, no [R, I] and [O, R]")
         alone = {"magnitude", "b_bias"} & module.tensors.keys()
         if alone and not {"a", "embedding_a"} & module.tensors.keys():
             missing.append(f"{module.name} (the factors of {sorted(alone)[0]})")

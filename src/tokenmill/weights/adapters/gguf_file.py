@@ -20,10 +20,8 @@ from tokenmill.weights.adapters.places import Places
 from tokenmill.weights.gguf.header import FLOATS, Header, TensorInfo, read_header
 
 
-def open_gguf_adapter(
-    path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights
-) -> tuple[bytes, Builder, int]:
-    """Read an adapter: the digest of its bytes, its changes, its largest rank."""
+def open_gguf_adapter(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights) -> tuple[bytes, Builder]:
+    """Read an adapter: the digest of its bytes, and its changes."""
     header = read_header(path)
     with file_errors(path, "read"):
         data = path.read_bytes()
@@ -38,7 +36,7 @@ def open_gguf_adapter(
             builder.add_stack(module)
         else:
             builder.add(module)
-    return hashlib.sha256(data).digest(), builder, max(module.rank for module in modules.values())
+    return hashlib.sha256(data).digest(), builder
 
 
 def _check(metadata: dict[str, Any], path: Path, model: ModelConfig) -> float:

@@ -1,5 +1,6 @@
 """The weights of the model beside an adapter, a few of which some kinds of change need."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -12,15 +13,20 @@ from tokenmill.model.description import describe
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.quant.schemes import REFERENCE, Scheme, find_scheme
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import WeightSource
 
 
 class ModelWeights:
-    """The weights of the model whose files lie at `path`. scheme: in which an engine stores them."""
+    """The weights of the model whose files lie at `path`. scheme: in which an engine stores them. digests: the
+    fingerprint of the files that it has loaded, which must still lie there.
+    """
 
-    def __init__(self, path: Path, model: ModelConfig, scheme: Scheme) -> None:
-        self.path, self.model, self._scheme = path, model, scheme
+    def __init__(
+        self, path: Path, model: ModelConfig, scheme: Scheme, digests: Mapping[str, str] | None = None
+    ) -> None:
+        self.path, self.model, self._scheme, self._digests = path, model, scheme, digests
 
     @cached_property
     def _checkpoint(self) -> Checkpoint:
@@ -30,6 +36,11 @@ class ModelWeights:
         if isinstance(checkpoint, PackedCheckpoint):
             what = "a packed model, whose weights cannot be read one by one: load the model itself for this adapter"
             raise CheckpointError(f"{self.path} is {what}")
+        if self._digests is not None:
+            there = fingerprint(checkpoint.path, "full" if is_full(self._digests) else "sampled")
+            if there["weights"] != self._digests.get("weights"):
+                what = "has other weights than when the model was loaded: load it again for this adapter"
+                raise CheckpointError(f"{checkpoint.path} {what}")
         return checkpoint
 
     @cached_property

@@ -4,7 +4,7 @@ refused, fields of training are passed over by name, and an unknown field is ref
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ MAX_PATTERN, MAX_REPEATS = 300, 3  # names of modules need no more
 
 # Fields of training, of saving, or of names that the tensors say themselves.
 _PASSED_OVER = """auto_mapping base_model_name_or_path revision task_type inference_mode peft_version lora_dropout
-    layers_pattern exclude_modules megatron_core qalora_group_size loftq_config eva_config
+    layers_pattern megatron_core qalora_group_size loftq_config eva_config
     corda_config lora_ga_config runtime_config modules_to_save fan_in_fan_out""".split()
 # Kinds of LoRA that are computed otherwise: each of them must say nothing.
 _REFUSED = """layer_replication alora_invocation_tokens use_qalora use_bdlora arrow_config kasa_config velora_config
@@ -32,9 +32,11 @@ _BIASES = ("none", "all", "lora_only")
 class PeftConfig:
     """The fields that count. ranks, alphas: (pattern, value) in the file's order, of which the first that matches a
     module holds. parameters: target_parameters, the names of tensors with all experts of a layer. token_ids: by the
-    module's name, which the file may leave out ("" then). targets: the ends of the names of the modules with factors;
-    empty where the config has a regular expression. layers: the only layers with factors, or empty.
+    module's name, which the file may leave out ("" then). targets, excluded: the modules with factors, and which of
+    them have none. layers: the only layers with factors, or empty. where: the file.
     """
+
+    where: str
 
     rank: int
     alpha: float
@@ -44,9 +46,11 @@ class PeftConfig:
     alphas: tuple[tuple[str, float], ...]
     parameters: tuple[str, ...]
     token_ids: Mapping[str, tuple[int, ...]]
-    targets: tuple[str, ...]
+    targets: "Modules"
+    excluded: "Modules"
     ties_head: bool
     layers: tuple[int, ...]
+    bias_of_factors: bool
 
     def scale(self, module: str) -> float:
         """Compute the factor of the adapter's product for a module."""
@@ -60,13 +64,54 @@ class PeftConfig:
         """Find the ids of the rows that a module replaces; of no module's name they are the embedding's."""
         return next((ids for name, ids in self.token_ids.items() if not name or names(name, module)), ())
 
-    def check_target(self, module: str, where: str) -> None:
-        """Raise CheckpointError for a module that PEFT would pass over, since the config does not name it."""
-        if self.layers and (number := re.search(r"\.(\d+)\.", module)) and int(number[1]) not in self.layers:
-            raise CheckpointError(f"{where}: layers_to_transform leaves out {module}, and the file has factors for it")
-        is_tied = self.ties_head and names("lm_head", module)
-        if self.targets and not is_tied and not any(names(target, module) for target in self.targets):
-            raise CheckpointError(f"{where}: target_modules leave out {module}, and the file has factors for it")
+    def is_parameter(self, path: str) -> bool:
+        """Tell whether the config has a tensor among its target_parameters."""
+        return any(names(each, path) for each in self.parameters)
+
+    def check_parameter(self, path: str) -> None:
+        """Raise CheckpointError for a tensor with factors that target_parameters do not name."""
+        if not self.is_parameter(path):
+            raise CheckpointError(f"{self.where}: target_parameters leave out {path}, and the file has factors for it")
+
+    def check_rank(self, path: str, rank: int) -> None:
+        """Raise CheckpointError for factors of another rank than the config's for them."""
+        if rank != (wanted := self.rank_of(path)):
+            raise CheckpointError(f"{self.where} says rank {wanted} (r, rank_pattern), and {path} has rank {rank}")
+
+    def check_module(self, path: str, kinds: Collection[str]) -> None:
+        """Raise CheckpointError for a module with factors that PEFT would pass over, or compute otherwise, by the
+        config. kinds: of its tensors (factors.py).
+        """
+        has = "and the file has factors for it"
+        for field, said, kind in (("use_dora", self.dora, "magnitude"), ("lora_bias", self.bias_of_factors, "b_bias")):
+            if said != (kind in kinds):
+                what = f"{path} has {'no' if said else 'a'} {kind.removeprefix('b_')} of its factors"
+                raise CheckpointError(f"{self.where}: {field} is {said}, and {what}")
+        if self.is_parameter(path):
+            return
+        if self.layers and (number := re.search(r"\.(\d+)\.", path)) and int(number[1]) not in self.layers:
+            raise CheckpointError(f"{self.where}: layers_to_transform leaves out {path}, {has}")
+        is_tied = self.ties_head and names("lm_head", path)
+        if not is_tied and not self.targets.has(path):
+            raise CheckpointError(f"{self.where}: target_modules leave out {path}, {has}")
+        if self.excluded.has(path):
+            raise CheckpointError(f"{self.where}: exclude_modules leave out {path}, {has}")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules that a field names. ends: of their names; pattern: of the whole name. others: what it says of any
+    module where it has neither.
+    """
+
+    ends: tuple[str, ...] = ()
+    pattern: str = ""
+    others: bool = False
+
+    def has(self, path: str) -> bool:
+        if self.pattern:
+            return re.fullmatch(self.pattern, path) is not None
+        return self.others or any(names(end, path) for end in self.ends)
 
 
 def names(end: str, path: str) -> bool:
@@ -92,6 +137,7 @@ def read_peft_config(values: object, where: str) -> PeftConfig:
         raise reader.refuse("bias", bias, f"one of {', '.join(_BIASES)}")
     reader.read.update(_PASSED_OVER)
     found = PeftConfig(
+        where,
         reader.count("r", 8, maximum=MAX_RANK),
         reader.number("lora_alpha", 8, minimum=-1e9),
         reader.flag("use_rslora", False),
@@ -100,11 +146,12 @@ def read_peft_config(values: object, where: str) -> PeftConfig:
         _patterns(reader, "alpha_pattern"),
         tuple(reader.entries("target_parameters", str, [])),
         _token_ids(reader),
-        _targets(reader),
+        _modules(reader, "target_modules"),
+        _modules(reader, "exclude_modules"),
         reader.flag("ensure_weight_tying", False),
         _layers(reader),
+        reader.flag("lora_bias", False),
     )
-    reader.flag("lora_bias", False)  # the tensors say it
     said = [key for key, value in reader.values.items() if value not in (None, False, {}, [])]
     reader.refuse_unread(said)
     return found
@@ -132,24 +179,33 @@ def _patterns(reader: ValueReader, key: str) -> tuple[tuple[str, float], ...]:
 
 
 def _check_pattern(reader: ValueReader, key: str, pattern: str) -> None:
-    """Refuse what is no regular expression, and one that may take years to match: with repeated groups."""
+    """Refuse what is no regular expression, and one that may take years to match."""
     try:
         re.compile(pattern)
     except re.error as error:
         raise reader.refuse(key, pattern, f"regular expressions ({error})") from None
-    if (
-        len(pattern) > MAX_PATTERN
-        or re.search(r"\)[*+{?]", pattern)
-        or len(re.findall(r"[*+{]", pattern)) > MAX_REPEATS
-    ):
+    if not _is_quick(pattern):
         allowed = f"patterns of at most {MAX_PATTERN} letters with {MAX_REPEATS} repetitions, and none of a group"
         raise reader.refuse(key, pattern, allowed)
 
 
-def _targets(reader: ValueReader) -> tuple[str, ...]:
-    """Read target_modules, a list, or a regular expression, which is not looked at: the tensors tell the modules."""
-    given = reader.take("target_modules", [])
-    return () if isinstance(given, str) else tuple(reader.entries("target_modules", str, []))
+def _is_quick(pattern: str) -> bool:
+    repeats = len(re.findall(r"[*+{]", pattern))
+    return len(pattern) <= MAX_PATTERN and repeats <= MAX_REPEATS and not re.search(r"\)[*+{?]", pattern)
+
+
+def _modules(reader: ValueReader, key: str) -> Modules:
+    """Read target_modules or exclude_modules: ends of names, or a regular expression. One that may take years to match,
+    as some trainers write them, is not asked: then the tensors tell the modules.
+    """
+    is_wanted = key == "target_modules"
+    given = reader.take(key, None)
+    if not isinstance(given, str):
+        return Modules(tuple(reader.entries(key, str, [])))
+    if given == "all-linear" or not _is_quick(given):
+        return Modules(others=is_wanted)
+    _check_pattern(reader, key, given)
+    return Modules(pattern=given)
 
 
 def _layers(reader: ValueReader) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ from tokenmill.weights.adapters.places import Places
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _NESTED = ".base_layer"
+_SWAPPED = ("llama4", "llama4_text")
+"""Families whose experts' tensors are [E, I, O] without saying so, for which PEFT takes the inputs for outputs."""
 _FUSED = ("gate_up_proj", "down_proj")
 """The tensors with all experts of a layer in transformers' modules, in the order of the modules."""
 
@@ -37,20 +39,21 @@ def open_adapter(
     CheckpointError, with every tensor by name, unless all of the adapter has a place in this model.
     """
     if path.is_dir():
-        digest, builder, rank = _open_peft(path, model, dtype, base)
+        digest, builder = _open_peft(path, model, dtype, base)
     elif path.is_file():
-        digest, builder, rank = lookup(ADAPTER_FILES, "gguf", "adapter")(path, model, dtype, base)
+        digest, builder = lookup(ADAPTER_FILES, "gguf", "adapter")(path, model, dtype, base)
     else:
         raise CheckpointError(f"{path} is neither a directory with an {CONFIG} nor a GGUF file of an adapter")
-    if max_rank is not None and rank > max_rank:
-        raise CheckpointError(f"{path} has rank {rank}, and the limit is {max_rank} (max_lora_rank)")
     changes, embedding = builder.finish()
     if not changes and embedding is None:
         raise CheckpointError(f"{path} changes nothing of this {model.family} model's text, so it would not be applied")
-    return Adapter(name, str(path), digest, changes, embedding, rank, tuple(builder.left_out))
+    adapter = Adapter(name, str(path), digest, changes, embedding, tuple(builder.left_out))
+    if max_rank is not None and adapter.rank > max_rank:
+        raise CheckpointError(f"{path} has rank {adapter.rank}, and the limit is {max_rank} (max_lora_rank)")
+    return adapter
 
 
-def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights) -> tuple[bytes, Builder, int]:
+def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights) -> tuple[bytes, Builder]:
     facts = _read(path / CONFIG, _hint(path))
     file = next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
     weights = _read(file, f"; a directory of PEFT has one of {' and '.join(WEIGHTS)} beside its {CONFIG}")
@@ -59,19 +62,25 @@ def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWe
     modules = modules_of_peft(_tensors(file, weights), str(file))
     builder = Builder(Places(find_family({"model_type": model.family}), model), dtype, str(path), base)
     experts = _experts(modules, config, builder.places)
+    if experts and model.family in _SWAPPED:
+        raise CheckpointError(f"{path}: factors of this family's experts are not implemented ({experts[0][0]})")
     for outer, parameter, module in experts:
-        module.scale = config.scale(f"{outer}.{parameter}")
+        full = f"{outer}.{parameter}"
+        config.check_parameter(full)
+        config.check_rank(full, module.rank // len(builder.places.each(full)))
+        module.scale = config.scale(full)
         builder.add_experts(outer, parameter, module)
     taken = {module.name for _, _, module in experts}
     for module in modules.values():
         if module.name not in taken:
-            is_parameter = any(names(each, f"{module.name}.weight") for each in config.parameters)
-            if module.rank and not is_parameter:
-                config.check_target(module.name, str(path / CONFIG))
-            module.scale = config.scale(module.name)
-            _check_rank(module, config, path)
+            full = f"{module.name}.weight"
+            full = full if config.is_parameter(full) else module.name  # by which PEFT looks for patterns
+            if module.rank:
+                config.check_module(full, module.tensors.keys())
+                config.check_rank(full, module.rank)
+            module.scale = config.scale(full)
             builder.add(module, config.tokens_of(module.name))
-    return digest, builder, max(module.rank for module in modules.values())
+    return digest, builder
 
 
 def _experts(modules: Mapping[str, Module], config: PeftConfig, places: Places) -> list[tuple[str, str, Module]]:
@@ -99,13 +108,6 @@ def _experts(modules: Mapping[str, Module], config: PeftConfig, places: Places) 
             )
         found.append((outer, parameter, module))
     return found
-
-
-def _check_rank(module: Module, config: PeftConfig, path: Path) -> None:
-    wanted = config.rank_of(module.name)
-    if module.rank and module.rank != wanted:
-        what = f"{module.name} has rank {module.rank}, and {CONFIG} says {wanted} (r, rank_pattern)"
-        raise CheckpointError(f"{path}: {what}")
 
 
 def _hint(path: Path) -> str:
@@ -141,6 +143,9 @@ def _tensors(file: Path, data: bytes) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} is damaged, or holds more than tensors: {brief(str(error))}") from None
     if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
         raise CheckpointError(f"{file} is no mapping of names to tensors")
-    if wrong := [name for name, each in found.items() if not each.is_floating_point()]:
-        raise CheckpointError(f"{file}: {wrong[0]} is {found[wrong[0]].dtype}, no floating point")
+    for name, each in found.items():
+        if not each.is_floating_point():
+            raise CheckpointError(f"{file}: {name} is {each.dtype}, no floating point")
+        if each.layout != torch.strided or each.is_meta:
+            raise CheckpointError(f"{file}: {name} is sparse, or without numbers")
     return {str(name): each.float() for name, each in found.items()}
