@@ -49,7 +49,8 @@ def write_adapter(folder: Path, config: tokenmill.Engine, rank: int, seed: int) 
             tensors[f"{path}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.02
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    facts = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank}
+    targets = [name.rpartition(".")[2] for name in shapes]
+    facts = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(facts))
     return folder
 

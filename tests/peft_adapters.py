@@ -3,11 +3,13 @@ computes with them.
 """
 
 import copy
+import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from tests.tiny_models import reference
 
@@ -59,3 +61,16 @@ def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return found
+
+
+def write_small_adapter(folder: Path, num_layers: int, hidden: int, seed: int) -> None:
+    """Write an adapter of the output projections of a model built like Llama, without PEFT and without the model."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for layer in range(num_layers):
+        path = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        for name, shape in (("lora_A", (2, hidden)), ("lora_B", (hidden, 2))):
+            tensors[f"{path}.{name}.weight"] = 0.02 * torch.randn(shape, generator=generator)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    facts = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["o_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(facts))

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.byte_model import save_byte_model
+from tests.peft_adapters import write_small_adapter
 from tests.published import PUBLISHED, READ
 from tests.serve.conftest import MODEL, served
 from tests.word_model import save_chat_model
@@ -194,6 +195,9 @@ def python_blocks():
 def test_every_python_block_runs_as_written(block, folder, monkeypatch, tmp_path_factory, capsys):
     shutil.copytree(ROOT / "examples" / "tasks", folder / "examples" / "tasks")
     monkeypatch.chdir(folder)
+    for number, name in enumerate(("sql", "poems")):
+        if f"adapters/{name}" in block:
+            write_small_adapter(folder / "adapters" / name, 30, 576, number)  # of SmolLM2-135M
     address = "http://127.0.0.1:8000"
     keeping = {"batch_dir": tmp_path_factory.mktemp("batches")}
     if "tools=" in block:  # calls are JSON, which a model of words cannot write

@@ -138,6 +138,7 @@ ROUTES = (
     Named("GET /metrics", "GET /metrics", "with vLLM's names under `tokenmill:`"),
     Named("POST /embedding {content}", "POST /v1/embeddings {input}"),
     Named("POST /reranking", "POST /v1/rerank"),
-    Named("POST /infill", ""),
+    Named("POST /infill", "POST /infill"),
+    Named("POST /lora-adapters", "`POST /v1/load_lora_adapter`", "one adapter or none for a request, at its own scale"),
 )
 LISTS = {"commands": COMMANDS, "options": OPTIONS, "fields": FIELDS, "routes": ROUTES}
