@@ -41,9 +41,9 @@ def not_a_model(path: Path) -> str:
     """Say why a directory without a config.json is no model."""
     if (path / "adapter_config.json").is_file():
         base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+        of = f"of the model {brief(base)}, not a model" if isinstance(base, str) and base else "and no model"
         return (
-            f"{path} is an adapter of the model {brief(base)}, not a model: merge the two with peft's "
-            "merge_and_unload, and give the result"
+            f"{path} is an adapter {of}: give the model, and this with --adapter; or tokenmill merge writes both as one"
         )
     if (path / "params.json").is_file():
         return f"{path} has a params.json, as models in Meta's or Mistral's own layout, but no consolidated.* beside it"

@@ -121,13 +121,12 @@ class Builder:
 
     def _whole(self, module: Module, target: Target) -> Tensor | None:
         """Find a matrix that stands in the place of the base's, unless it is the same."""
-        weight, rows = module.get("weight"), self.places.rows(target)
-        if weight is None:
+        if (weight := module.get("weight")) is None:
             return None
         if weight.dim() != 2:
             self.misshapen.append(f"{module.name} {list(weight.shape)}, no matrix")
             return None
-        weight = TRANSFORMS[target.transform].to_decoder(weight, self.model)
+        weight, rows = TRANSFORMS[target.transform].to_decoder(weight, self.model), self.places.rows(target)
         shape = (len(rows), self.places.inputs(target))
         if tuple(weight.shape) != shape:
             self.misshapen.append(f"{module.name} {list(weight.shape)} where {list(shape)} goes")
@@ -138,6 +137,8 @@ class Builder:
     def _new_bias(self, module: Module, target: Target) -> Tensor | None:
         """Compute what is added to the bias of the base: the scaled bias of b, or the difference of a new bias."""
         more, new, rows = module.get("b_bias"), module.get("bias"), self.places.rows(target)
+        if more is None and new is None:
+            return None
         found = torch.zeros(len(rows))
         for given in (each for each in (more, new) if each is not None):
             if given.shape != (len(rows),):

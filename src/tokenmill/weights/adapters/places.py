@@ -24,6 +24,7 @@ class Places:
     def __init__(self, family: Family, model: ModelConfig) -> None:
         self.family, self.model = family, model
         self.matrices = matrices_of(describe(model))
+        self._rows: dict[Target, range] = {}
 
     @cached_property
     def _targets(self) -> dict[str, Target]:
@@ -75,9 +76,11 @@ class Places:
 
     def rows(self, target: Target) -> range:
         """Find the rows of its matrix that a target is."""
-        path = path_of(target)
-        outputs = self.model.vocab_size if path == EMBEDDING else self.matrices[path].outputs
-        return rows_of(target, outputs, self.model)
+        if target not in self._rows:
+            path = path_of(target)
+            outputs = self.model.vocab_size if path == EMBEDDING else self.matrices[path].outputs
+            self._rows[target] = rows_of(target, outputs, self.model)
+        return self._rows[target]
 
     def inputs(self, target: Target) -> int:
         path = path_of(target)
