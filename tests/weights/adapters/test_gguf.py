@@ -133,3 +133,12 @@ def test_a_model_is_no_adapter(models, tmp_path):
     path = gguf_files.write(tmp_path / "model.gguf", "llama")
     with load(save("llama", models), program="eager") as engine, pytest.raises(CheckpointError, match="no adapter"):
         engine.load_adapter("a", path)
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    save_adapter("llama", tmp_path / "peft", target_modules=["q_proj"])
+    path = write(tmp_path / "a.gguf", "llama", factors_of(tmp_path / "peft", "llama", "llama"))
+    with pytest.raises(
+        CheckpointError, match="is an adapter, not a model: give the model, and this file with --adapter"
+    ):
+        load(path)

@@ -80,6 +80,8 @@ def _architecture(path: Path, header: Header) -> str:
     if arch not in known:
         own = {key.removeprefix(f"{arch}."): value for key, value in header.metadata.items()}
         raise CheckpointError(f"{path}: general.architecture = {why_not(arch, known, features_of_keys(own))}")
+    if general.take("general.type", "model") == "adapter":
+        raise CheckpointError(f"{path} is an adapter, not a model: give the model, and this file with --adapter")
     general.expect("general.type", "model")
     return arch
 
