@@ -222,6 +222,8 @@ def _serve(
         remark(f"requests that name no sampling: {say_origins(in_force(loaded.core.inputs.defaults, OPENAI))}")
         if server.tools is not None and loaded.tokenizer is not None and loaded.tokenizer.chat_template is not None:
             remark(f"calls of functions: {server.tools}")
+        if loaded.adapters:
+            remark(f"adapters, which requests name as their model: {', '.join(loaded.adapters)}")
     return server.serve_to_end()
 
 
