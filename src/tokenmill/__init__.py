@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tokenmill.engine.batch import Score
+    from tokenmill.engine.beam import Beam
     from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
@@ -46,9 +47,12 @@ if TYPE_CHECKING:
     from tokenmill.sample.logprobs import TokenLogprobs
     from tokenmill.settings.engine_config import EngineConfig
     from tokenmill.settings.sampling_params import SamplingParams
+    from tokenmill.weights.adapters.adapter import Adapter
 
 
 __all__ = [
+    "Adapter",
+    "Beam",
     "CapacityError",
     "CheckpointError",
     "Completion",
@@ -81,6 +85,8 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "Adapter": "tokenmill.weights.adapters.adapter:Adapter",
+    "Beam": "tokenmill.engine.beam:Beam",
     "Completion": "tokenmill.engine.outputs:Completion",
     "Core": "tokenmill.engine.core:Core",
     "Engine": "tokenmill.engine.engine:Engine",

@@ -1,5 +1,7 @@
 """Beam search: the texts and the scores of transformers' generate with num_beams."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -118,6 +120,7 @@ def test_with_an_adapter(models, tmp_path):
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"stopping": "soon"}, "stopping"),
         ({"repetition_penalty": 1.3}, "repetition_penalty is nothing that a beam search reads"),
+        ({"n": 5}, "n is nothing that a beam search reads"),
         ({"regex": "a+"}, "regex"),
         ({"max_new_tokens": 1000}, "max_length"),
     ],
@@ -151,3 +154,28 @@ def test_fewer_texts_than_beams_where_few_are_possible():
     assert parents == [0] and len(search.found) == 1 and not search.is_over
     search.step(torch.tensor([[0.0, 0.0]]))
     assert search.is_over and {tokens for tokens, _ in search.found} == {(1,), (0, 0), (0, 1)}
+
+
+@pytest.mark.parametrize("length_penalty", [-100, -5.0, 100])
+def test_any_penalty_gives_texts(length_penalty, models):
+    """Also where a power of the length is no number of 64 bits, or scores fall below the one that stands for none."""
+    with load(save("llama", models), program="eager", max_length=60) as engine:
+        for stopping in ("heuristic", "never"):
+            how = {"length_penalty": length_penalty, "stopping": stopping, "ignore_eos": True, "max_new_tokens": 50}
+            assert len(engine.beam(prompt(5), 3, **how)) == 3
+    search = Search(2, 5000, frozenset({1}), length_penalty, "never", beams=[((0,) * 4000, -3000.0)])
+    search.step(torch.tensor([[0.0, 0.0]]))
+    assert len(search.found) == 1
+
+
+def test_settings_that_say_nothing_are_passed_over(models, tmp_path):
+    """A temperature and a seed, and what a model's own files recommend."""
+    whole = tmp_path / "model"
+    shutil.copytree(save("llama", models), whole)
+    (whole / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 0.6, "top_k": 5, "eos_token_id": 1}'
+    )
+    with load(whole, program="eager", generation_config=True) as engine:
+        wanted = [beam.tokens for beam in engine.beam(prompt(5), 3, max_new_tokens=4)]
+        for more in ({"temperature": 0.7}, {"temperature": 0.7, "seed": 3}):
+            assert [beam.tokens for beam in engine.beam(prompt(5), 3, max_new_tokens=4, **more)] == wanted

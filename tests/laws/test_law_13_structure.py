@@ -277,6 +277,8 @@ def external(path: Path) -> list[str]:
 
 def test_public_names():
     assert sorted(tokenmill.__all__) == [
+        "Adapter",
+        "Beam",
         "CapacityError",
         "CheckpointError",
         "Completion",

@@ -8,6 +8,7 @@ import torch
 from tests.byte_model import save_byte_model
 from tests.tiny_models import prompt, save
 from tokenmill import ConfigError, load
+from tokenmill.sample import dry
 from tokenmill.sample.dry import dry_penalties
 
 HOW = {"multiplier": 0.8, "base": 1.75, "allowed_length": 2, "last_n": -1, "breakers": frozenset()}
@@ -49,10 +50,34 @@ def test_any_text(seed):
     assert dry_penalties(tokens, **how) == pytest.approx(by_hand(tokens, **how))
 
 
-def test_a_penalty_does_not_overflow():
+@pytest.mark.parametrize("seed", range(40))
+def test_long_repetitions(seed):
+    """They are found in linear time, by another way."""
+    rng = random.Random(seed)
+    part = [rng.randrange(3) for _ in range(rng.choice((1, 3, 50)))]
+    tokens = part * rng.randrange(2, 60) + [rng.randrange(3) for _ in range(rng.randrange(3))] + part * 2
+    how = HOW | {"base": 1.01, "last_n": rng.choice((-1, 90)), "breakers": frozenset(rng.sample(range(40), 2))}
+    assert dry_penalties(tokens, **how) == pytest.approx(by_hand(tokens, **how))
+
+
+def test_a_long_text_of_one_token_takes_linear_time(monkeypatch):
+    """Every other client would wait."""
+    compared, real = [], dry._common_beginnings
+    monkeypatch.setattr(dry, "_common_beginnings", lambda tokens: compared.append(len(tokens)) or real(tokens))
+    assert dry_penalties([3] * 20_000, **HOW | {"base": 1.0}) == pytest.approx({3: 0.8})
+    assert compared == [20_000]
+
+
+def test_a_penalty_does_not_overflow(tmp_path):
+    """A token that must come can still come."""
     found = dry_penalties([3] * 2000, **HOW)
-    assert found == {3: pytest.approx(0.8 * 1.75**158)}  # the largest power below 3.4e38
-    assert dry_penalties([3] * 2000, **HOW | {"base": 1.0}) == {3: 0.8}
+    assert found == {3: pytest.approx(1e30)}
+    assert dry_penalties([3] * 2000, **HOW | {"base": 1.0}) == {3: pytest.approx(0.8)}
+    with load(save_byte_model(tmp_path), dtype="float32") as engine:
+        how = {"dry_multiplier": 100.0, "dry_base": 100.0, "max_new_tokens": 40, "ignore_eos": True}
+        assert engine.generate("x", regex="a{40}", **how).text == "a" * 40
+        drawn = engine.generate("x", allowed_token_ids=[97], temperature=0.7, seed=1, **how)
+        assert drawn.text == "a" * 40
 
 
 @pytest.mark.parametrize("program", ["native", "eager"])
@@ -96,7 +121,8 @@ def test_tokens_that_hold_a_breaker_end_a_repetition(tmp_path):
 
 
 @pytest.mark.parametrize("given", [{"dry_base": 0.5}, {"dry_multiplier": -1}, {"dry_allowed_length": 0},
-    {"dry_penalty_last_n": -2}, {"dry_sequence_breakers": 3}])  # fmt: skip
+    {"dry_penalty_last_n": -2}, {"dry_sequence_breakers": 3}, {"dry_sequence_breakers": ["x"] * 65},
+    {"dry_sequence_breakers": ["x" * 10_001]}])  # fmt: skip
 def test_what_is_refused(given, models):
     with load(save("llama", models), program="eager") as engine, pytest.raises(ConfigError, match="dry_"):
         engine.generate([1, 2], **given)

@@ -6,9 +6,10 @@ divided by its length to the power of length_penalty. Beams that have a beginnin
 child of a beam is a fork of it.
 """
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from tokenmill.value_reader import check_choice, check_number
 
 MAX_WIDTH = 256
 NOTHING = -1e9  # below every sum, as in transformers
+MAX_EXPONENT = 500.0  # of e, which 64 bits hold with any sum
 STOPPING = ("heuristic", "full", "never")
 PLAIN = ("max_new_tokens", "ignore_eos", "stop_token_ids", "skip_special_tokens")
 """The settings of a text that a search reads; others choose or forbid tokens, and are refused."""
@@ -86,11 +88,16 @@ class Search:
                 parents.append(parent)
                 beams.append((tokens, value))
         if not self._is_hopeless and not (self.stopping == "full" and len(self.found) == self.width):
-            scored = [(tokens, value / length**self.length_penalty) for tokens, value in ended if value > NOTHING]
+            scored = [(tokens, self._score(value, length)) for tokens, value in ended if value > NOTHING]
             self.found = sorted([*self.found, *scored], key=lambda each: -each[1])[: self.width]
         self.beams = beams
         self._end_where_it_should(length)
         return parents
+
+    def _score(self, value: float, length: int) -> float:
+        """Divide a sum by the length to the power of the penalty, which may be no number of 64 bits."""
+        exponent = self.length_penalty * math.log(length)
+        return value / math.exp(min(max(exponent, -MAX_EXPONENT), MAX_EXPONENT))
 
     def _end_where_it_should(self, length: int) -> None:
         """Note whether the search is over, after a step to so many tokens."""
@@ -98,9 +105,9 @@ class Search:
             self.is_over = True
             return
         longest = self.max_new if self.stopping == "never" and self.length_penalty > 0 else length
-        hope = self.beams[0][1] / longest**self.length_penalty
+        hope = self._score(self.beams[0][1], longest)
         # A place among the best that no text has yet stands for the worst score, as in transformers.
-        worst = self.found[-1][1] if len(self.found) == self.width else NOTHING
+        worst = self.found[-1][1] if len(self.found) == self.width else NOTHING if self.found else -math.inf
         self._is_hopeless = self._is_hopeless or not hope > worst
         is_full = self.stopping == "full" and len(self.found) == self.width
         self.is_over = self._is_hopeless or is_full
@@ -111,8 +118,9 @@ class _Text:
     sequence, so that it is released wherever an interrupt leaves it.
     """
 
-    def __init__(self, core: Core, tokens: List[int], salt: bytes, adapter: Any) -> None:
+    def __init__(self, core: Core, tokens: List[int], salt: bytes, adapter: Any, asked: Sequence) -> None:
         self.sequence: Sequence = core.inputs.kept(list(tokens), salt=salt, adapter=adapter)
+        self.sequence.priority, self.sequence.client = asked.priority, asked.client
         self._last: list[Tensor] = []
         self.sequence.on_logits = partial(_collect, self._last)
         self.held = Held(core, self.sequence)
@@ -136,22 +144,26 @@ def beam_search(
     salt: bytes = b"",
     adapter: str | None = None,
     is_given_up: Callable[[], bool] = lambda: False,
+    asked: Sequence | None = None,
 ) -> list[Beam]:
     """Search for the likeliest texts; `width` of them at most, the best first. stopping: see Search. salt, adapter: see
-    Core.request. is_given_up: asked in the engine's thread after each step. RequestError then, and for settings that
-    choose or forbid tokens.
+    Core.request. is_given_up: asked in the engine's thread after each step; it may raise an error of its own. asked:
+    has the priority and the client of the request. RequestError where it was given up, and for settings that choose or
+    forbid tokens.
     """
     core.check_open()
     width = check_number("width", width, maximum=MAX_WIDTH)
     length_penalty = check_number("length_penalty", length_penalty, whole=False, minimum=-100, maximum=100)
     check_choice("stopping", stopping, STOPPING)
     _check_plain(params)
+    params = replace(params, temperature=0.0, seed=None)  # nothing is drawn
     tokens, applied = core.inputs.encode(prompt), core.adapter(adapter)
     (wanted,) = core.inputs.sequences(tokens, params, salt=salt, adapter=applied)
     core.scheduler.check_length(wanted.max_tokens)
     ends = frozenset(wanted.choosing.stop_ids)
     search = Search(width, wanted.max_tokens - len(tokens), ends, length_penalty, stopping)
-    texts = [_Text(core, tokens, salt, applied)]
+    conditions = salt, applied, asked or wanted
+    texts = [_Text(core, tokens, *conditions)]
     try:
         while not search.is_over:
             _compute(core, texts, is_given_up)
@@ -161,7 +173,7 @@ def beam_search(
             logits_BV[:, list(_forbidden(wanted))] = -torch.inf
             parents = search.step(logits_BV)
             if not search.is_over:
-                texts = _gone_on(core, texts, parents, [beam[0][-1] for beam in search.beams], (salt, applied))
+                texts = _gone_on(core, texts, parents, [beam[0][-1] for beam in search.beams], conditions)
         return [_beam(core, wanted, *each) for each in search.found]
     finally:
         for text in texts:
@@ -171,7 +183,7 @@ def beam_search(
 def _check_plain(params: SamplingParams) -> None:
     other = SamplingParams()
     changed = [name for name in params.__dataclass_fields__ if getattr(params, name) != getattr(other, name)]
-    if wrong := [name for name in changed if name not in (*PLAIN, "temperature", "seed", "n")]:
+    if wrong := [name for name in changed if name not in (*PLAIN, "temperature", "seed")]:
         raise RequestError(f"{wrong[0]} is nothing that a beam search reads: only {', '.join(PLAIN)}", wrong[0])
 
 
@@ -202,7 +214,7 @@ def _compute(core: Core, texts: List[_Text], is_given_up: Callable[[], bool]) ->
 
 
 def _gone_on(
-    core: Core, texts: List[_Text], parents: List[int], tokens: List[int], conditions: tuple[bytes, Any]
+    core: Core, texts: List[_Text], parents: List[int], tokens: List[int], conditions: tuple[bytes, Any, Sequence]
 ) -> list[_Text]:
     """Give each new beam its text: the first child of a beam takes the beam's own, and further children are forks."""
     new, taken = list[_Text](), set[int]()

@@ -99,7 +99,7 @@ class Readings:
         """Search for the likeliest continuations of a prompt: `width` of them at most, the best first. See
         beam.beam_search. settings: max_new_tokens, ignore_eos, stop_token_ids.
         """
-        given = self.core.inputs.params({"temperature": 0.0, **settings}, params)
+        given = self.core.inputs.params(settings, params or SamplingParams())
         return beam_search(self.core, prompt, width, given, length_penalty, stopping, adapter=adapter)
 
     def verify(self, receipt: Any) -> Any:

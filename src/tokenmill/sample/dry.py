@@ -11,7 +11,8 @@ from collections.abc import Sequence as List
 
 import numpy as np
 
-LARGEST_LOG = 88.7228391  # of float32, as in llama.cpp
+LARGEST = 1e30  # a penalty: no token with it comes beside one without, and a token that must come still can
+ROUNDS = 32  # repetitions that are longer are few, but of a text that says one token again and again
 
 
 def dry_penalties(
@@ -26,14 +27,44 @@ def dry_penalties(
     limit = next((back for back, token in enumerate(text[::-1].tolist()) if token in breakers), len(text))
     if limit < allowed_length or len(text) <= allowed_length:
         return {}
-    most = math.floor(LARGEST_LOG / math.log(base)) if base > 1.000001 else 0
-    lengths: dict[int, int] = {}
-    ends, length = np.arange(len(text) - 1), 0  # of earlier places where the last tokens of the text stand
-    while len(ends) and length < limit:
-        ends = ends[ends >= length]
-        ends = ends[text[ends - length] == text[-1 - length]]
-        length += 1
-        if length >= allowed_length:
-            lengths.update(dict.fromkeys(text[ends + 1].tolist(), length))
-    powers = {token: length - allowed_length for token, length in lengths.items() if token not in breakers}
-    return {token: multiplier * base ** (min(power, most) if most else power) for token, power in powers.items()}
+    longest: dict[int, int] = {}
+    for next_, length in zip(*_lengths(text, limit), strict=True):
+        if length >= allowed_length and next_ not in breakers and length > longest.get(next_, 0):
+            longest[next_] = length
+    log, first = math.log(base), math.log(multiplier)
+    most = math.log(LARGEST)
+    return {token: math.exp(min(first + (length - allowed_length) * log, most)) for token, length in longest.items()}
+
+
+def _lengths(text: np.ndarray, limit: int) -> tuple[list[int], list[int]]:
+    """Find the places where the last token of a text stands before: the tokens behind them, and how many tokens back
+    from there are the last ones of the text, `limit` at most.
+    """
+    ends, length = np.arange(len(text) - 1), 0
+    behind, lengths = list[int](), list[int]()
+    while len(ends) and length < min(limit, ROUNDS):
+        goes_on = (ends >= length) & (text[np.maximum(ends - length, 0)] == text[-1 - length])
+        behind += text[ends[~goes_on] + 1].tolist() if length else []
+        lengths += [length] * int(len(ends) - goes_on.sum()) if length else []
+        ends, length = ends[goes_on], length + 1
+    if len(ends) and length < limit:
+        common = _common_beginnings(text[::-1].tolist())
+        behind += text[ends + 1].tolist()
+        lengths += [min(common[len(text) - 1 - end], limit) for end in ends.tolist()]
+    else:
+        behind += text[ends + 1].tolist()
+        lengths += [length] * len(ends)
+    return behind, lengths
+
+
+def _common_beginnings(tokens: list[int]) -> list[int]:
+    """Count for each place how many tokens from there are the first ones: the Z function, in linear time."""
+    found, left, right = [0] * len(tokens), 0, 0
+    for place in range(1, len(tokens)):
+        length = min(right - place, found[place - left]) if place < right else 0
+        while place + length < len(tokens) and tokens[length] == tokens[place + length]:
+            length += 1
+        found[place] = length
+        if place + length > right:
+            left, right = place, place + length
+    return found

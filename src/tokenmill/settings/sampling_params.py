@@ -12,6 +12,7 @@ from tokenmill.settings.field import Shown, aliases_of, by_any_name, check_field
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BAD_WORDS = 1000
+MAX_BREAKERS = 64  # each is looked for in every token of the vocabulary
 MAX_STOP = 10_000  # characters of all stop texts, since each of them is looked for at every token
 
 
@@ -129,8 +130,11 @@ class SamplingParams:
             raise ConfigError("allowed_token_ids", [], "at least one id; without the setting every id is allowed")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise ConfigError("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS} words")
-        if (length := sum(map(len, self.stop))) > MAX_STOP:
-            raise ConfigError("stop", f"texts of {length:,} characters", f"at most {MAX_STOP:,} in all")
+        for name in ("stop", "dry_sequence_breakers"):
+            if (length := sum(map(len, getattr(self, name)))) > MAX_STOP:
+                raise ConfigError(name, f"texts of {length:,} characters", f"at most {MAX_STOP:,} in all")
+        if (number := len(self.dry_sequence_breakers)) > MAX_BREAKERS:
+            raise ConfigError("dry_sequence_breakers", f"{number} texts", f"at most {MAX_BREAKERS} texts")
         longest = math.inf if self.max_new_tokens in (None, -1) else self.max_new_tokens
         if longest == 0:
             raise ConfigError("max_new_tokens", 0, "1 or more; or -1 for all that the context leaves")

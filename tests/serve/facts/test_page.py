@@ -48,7 +48,7 @@ def test_numbers_of_any_step_can_be_set(http):
         re.findall(r"<label>(.+?) <input", index)
     )
     fields = re.findall(r"<input[^>]*type=\"number\"[^>]*>", index)
-    assert len(fields) == 10 and all('step="any"' in field and "min=" not in field for field in fields)
+    assert len(fields) == 11 and all('step="any"' in field and "min=" not in field for field in fields)
 
 
 def test_scripts_are_short_and_load_what_is_there():

@@ -141,6 +141,27 @@ def test_what_is_too_long_is_cut_and_said(http):
     assert found["truncated"] is True and found["tokens_evaluated"] == 256 - 12 and "cut" in found["warnings"][0]
 
 
+@pytest.mark.parametrize("wanted", [-1, 200, 4096])
+def test_a_long_file_leaves_a_quarter_for_new_tokens(wanted, http):
+    """And so it keeps three quarters of the context, whatever is asked for."""
+    body = vscode(input_prefix="x" * 500, n_predict=wanted, ignore_eos=True)
+    found = http.post("/infill", json=body).json()
+    assert (found["tokens_evaluated"], found["tokens_predicted"]) == (192, 64)
+    short = http.post("/infill", json=body | {"input_prefix": "x" * 120, "input_suffix": "y", "input_extra": []}).json()
+    assert short["truncated"] is False and short["tokens_evaluated"] > 120
+    name = http.get("/v1/models").json()["data"][0]["id"]
+    for route in ("/v1/completions", "/api/generate"):
+        asked = {
+            "model": name,
+            "prompt": "x" * 500,
+            "suffix": "y",
+            "max_tokens": 4096,
+            "options": {"num_predict": 4096},
+        }
+        asked.pop("options" if "v1" in route else "max_tokens")
+        assert http.post(route, json=asked | {"stream": False}).status_code == 200
+
+
 def test_a_model_without_marks_is_refused(chat_model):
     with served(chat_model) as server, httpx2.Client(base_url=server.url, trust_env=False) as http:
         for route, body in (

@@ -47,6 +47,7 @@ def test_conversations_and_penalties(http, quiet):
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"length_penalty": 1e9}, "length_penalty"),
         ({"n": 500}, "more than"),
+        ({"n": 300}, "n = 300"),
     ],
 )
 def test_what_a_search_does_not_read_is_refused(more, said, server, http):
@@ -57,4 +58,11 @@ def test_what_a_search_does_not_read_is_refused(more, said, server, http):
 
 def test_what_says_nothing_is_passed_over(http):
     body = SEARCH | {"prompt": PROMPT, "temperature": 0.7, "top_p": 1.0, "stop": [], "seed": 3, "presence_penalty": 0}
+    body |= {"top_k": -1, "best_of": 3}
     assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_deadline_ends_a_search(server, http):
+    found = http.post("/v1/completions", json=SEARCH | {"prompt": PROMPT, "timeout": 1e-6})
+    assert found.status_code == 504 and found.json()["error"]["code"] == "deadline_exceeded", found.text
+    check_empty(server.driver.core)

@@ -127,9 +127,11 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Have refusals raised inside name this field."""
+    """Have refusals raised inside name this field; a deadline is none."""
     try:
         yield
+    except DeadlinePassed:
+        raise
     except RequestError as error:
         message = _in_fields(error)
         for advice, route in ROUTES.items() if field == "messages" else ():

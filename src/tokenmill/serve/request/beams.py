@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tokenmill.engine.beam import beam_search
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, DeadlinePassed
 from tokenmill.serve.http.errors import ApiError, about
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
@@ -21,11 +21,12 @@ def check_search(ask: Ask) -> None:
     """Raise ApiError for what a search does not read."""
     plain = SamplingParams()
     set_to = {name: value for name, value in ask.sampling.items() if value is not None}
-    other = [name for name, value in set_to.items() if value not in (getattr(plain, name), [], ())]
+    off = {"top_k": -1}
+    other = [name for name, value in set_to.items() if value not in (getattr(plain, name), [], (), off.get(name))]
     found = [HTTP_FIELDS.get(name) or name for name in other if name not in (*READ, *WITHOUT_EFFECT)]
     given = {
         "stream": ask.stream,
-        "best_of": ask.best_of is not None,
+        "best_of": ask.best_of not in (None, ask.sampling.get("n") or 1),
         "echo": ask.echo,
         "receipt": ask.wants_receipt,
         "prompt_logprobs": ask.num_prompt_logprobs is not None,
@@ -40,10 +41,17 @@ def check_search(ask: Ask) -> None:
 
 def searched(core: Core, ask: Ask, prepared: Prepared, is_given_up: Callable[[], bool]) -> list[Completion]:
     """Search for the likeliest texts, the best first."""
-    own = prepared.request.sequences[0].choosing.params
+    asked = prepared.request.sequences[0]
+    own = asked.choosing.params
     params = SamplingParams(**{name: getattr(own, name) for name in READ if name != "n"}, temperature=0.0)
     assert ask.length_penalty is not None, "a search is asked for"
     salt, width = ask.tenant + ask.salt.encode("utf-8", "surrogatepass"), prepared.num_shown
+
+    def given_up() -> bool:
+        if core.loop.clock() > prepared.request.deadline_s:
+            raise DeadlinePassed("the deadline has passed before the search was over")
+        return is_given_up()
+
     with about("prompt"):
         try:
             found = beam_search(
@@ -55,8 +63,10 @@ def searched(core: Core, ask: Ask, prepared: Prepared, is_given_up: Callable[[],
                 "heuristic",
                 salt,
                 ask.adapter,
-                is_given_up,
+                given_up,
+                asked,
             )
         except ConfigError as error:
-            raise ApiError(400, str(error), error.name) from None
+            name = "n" if error.name == "width" else error.name
+            raise ApiError(400, str(error).replace("width", "n", 1), name) from None
     return [beam.completion for beam in found]

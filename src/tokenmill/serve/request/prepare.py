@@ -67,8 +67,9 @@ def _around(core: Core, ask: Ask, infill: Infill) -> list[int]:
     with about("prompt"):
         if tokenizer is None:
             raise RequestError("this model has no tokenizer, so it fills in nothing")
-        num_new = 1 if wanted is None else max(wanted, 1)
-        tokens, is_cut = infill_prompt(tokenizer, infill, _limit(core) - num_new)
+        limit = _limit(core)  # of which at least a quarter is for new tokens where not all fits
+        num_new = limit // 4 if wanted is None or wanted < 0 else max(min(wanted, limit // 4), 1)
+        tokens, is_cut = infill_prompt(tokenizer, infill, limit - num_new)
     if is_cut:
         ask.warn("what stands around the text is longer than the context, so it was cut: other files first")
     marks, given = marks_of(tokenizer), ask.sampling.get("stop_token_ids") or ()
