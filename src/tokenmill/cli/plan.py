@@ -58,11 +58,13 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         from tokenmill.loader.resolve import resolve
         from tokenmill.measure.cost import cost_of, costs_of_ranks, head_share
         from tokenmill.model.per_layer import bytes_in_file
+        from tokenmill.weights.adapters.named import adapter_bytes
 
+    adapters = adapter_bytes(wanted)
     wanted, why = follow_context(wanted, lambda given: resolve(given, model))
     resolved = resolve(wanted, model)
     config, cost = resolved.config, cost_of(resolved)
-    available = free_bytes(config.device)
+    available = free_bytes(config.device) - adapters
     program = {"name": resolved.program_name, "reason": resolved.program_reason}
 
     def fits(**changed: Any) -> bool:
@@ -82,16 +84,17 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
             "weights_bytes": cost.weights_bytes,
             "cache_bytes": cost.cache_bytes,
             "workspace_bytes": cost.workspace_bytes,
+            **({"adapters_bytes": adapters} if adapters else {}),
         },
         "bytes_per_token": cost.bytes_per_token,
         "head_share": head_share(resolved.model),
         "states": {"number": resolved.cache.num_states, "bytes": cost.state_bytes},
         "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(resolved.model, config.dtype), strict=True)),
-        "total_bytes": cost.total_bytes,
+        "total_bytes": cost.total_bytes + adapters,
         "ranks": [
             {"weights_bytes": rank.weights_bytes, "cache_bytes": rank.cache_bytes} for rank in costs_of_ranks(resolved)
         ],
-        "available_bytes": available,
+        "available_bytes": available + adapters,
         "fits": cost.total_bytes <= available,
         "longest_that_fits": _largest(shortest, model.context, lambda number: fits(max_length=number)),
         "largest_cache_that_fits": cost.tokens_within(available) // config.block_size * config.block_size,

@@ -13,6 +13,7 @@ from tokenmill.registry import ADAPTED, lookup
 from tokenmill.value_reader import brief, path_of
 from tokenmill.weights.adapters.adapter import Adapter
 from tokenmill.weights.adapters.model_weights import ModelWeights
+from tokenmill.weights.adapters.named import named_adapters
 from tokenmill.weights.adapters.read import open_adapter
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Adapters:
         self._by_name: dict[str, Adapter] = {}
         self._of_all: Adapter | None = None
         config = loaded.config
-        for name, where in _named(config.lora_modules).items():
+        for name, where in named_adapters(config.lora_modules).items():
             self.load(name, path_of(where))
         if config.adapter is not None:
             path = path_of(config.adapter)
@@ -95,17 +96,6 @@ class Adapters:
             there = ", ".join(sorted(self._by_name)) or "there is none"
             raise RequestError(f"adapter {brief(name)} is not loaded: {there}", "adapter")
         return found
-
-
-def _named(given: str | None) -> dict[str, str]:
-    """Read the setting lora_modules: names and paths."""
-    found: dict[str, str] = {}
-    for each in filter(None, map(str.strip, (given or "").split(","))):
-        name, sign, path = each.partition("=")
-        if not sign or not name.strip() or not path.strip() or name.strip() in found:
-            raise ConfigError("lora_modules", given, "NAME=PATH, several with commas between, each name once")
-        found[name.strip()] = path.strip()
-    return found
 
 
 def refusal(loaded: LoadedModel) -> str:

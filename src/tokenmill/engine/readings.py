@@ -29,10 +29,11 @@ class Readings:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Count the bytes of the weights, the cache and a draft model."""
+        """Count the bytes of the weights, the cache, a draft model and adapters."""
         self.core.check_open()
-        draft = self.core.speculation.draft
-        return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
+        draft, adapters = self.core.speculation.draft, sum(each.num_bytes for each in self.adapters.values())
+        found = self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
+        return found | ({"adapters_bytes": adapters} if adapters else {})
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:

@@ -20,10 +20,10 @@ from tokenmill.weights.adapters.adapter import Adapter
 from tokenmill.weights.adapters.changes import Builder
 from tokenmill.weights.adapters.factors import Module, modules_of_peft
 from tokenmill.weights.adapters.model_weights import ModelWeights
+from tokenmill.weights.adapters.named import WEIGHTS, weights_of
 from tokenmill.weights.adapters.peft_config import CONFIG, PeftConfig, names, read_peft_config
 from tokenmill.weights.adapters.places import Places
 
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _NESTED = ".base_layer"
 _SWAPPED = ("llama4", "llama4_text")
 """Families whose experts' tensors are [E, I, O] without saying so, for which PEFT takes the inputs for outputs."""
@@ -55,7 +55,7 @@ def open_adapter(
 
 def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights) -> tuple[bytes, Builder]:
     facts = _read(path / CONFIG, _hint(path))
-    file = next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
+    file = weights_of(path)
     weights = _read(file, f"; a directory of PEFT has one of {' and '.join(WEIGHTS)} beside its {CONFIG}")
     digest = hashlib.sha256(len(facts).to_bytes(8, "little") + facts + weights).digest()
     config = read_peft_config(_parsed(facts, path / CONFIG), str(path / CONFIG))

@@ -1,0 +1,34 @@
+"""The adapters that settings name, and the sizes of their files, without torch."""
+
+from pathlib import Path
+
+from tokenmill.errors import ConfigError
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.value_reader import path_of
+
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def named_adapters(given: str | None) -> dict[str, str]:
+    """Read the setting lora_modules: names and paths."""
+    found: dict[str, str] = {}
+    for each in filter(None, map(str.strip, (given or "").split(","))):
+        name, sign, path = each.partition("=")
+        if not sign or not name.strip() or not path.strip() or name.strip() in found:
+            raise ConfigError("lora_modules", given, "NAME=PATH, several with commas between, each name once")
+        found[name.strip()] = path.strip()
+    return found
+
+
+def weights_of(path: Path) -> Path:
+    """Find the file with an adapter's tensors: in a directory of PEFT, or the GGUF file itself."""
+    if not path.is_dir():
+        return path
+    return next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
+
+
+def adapter_bytes(config: EngineConfig) -> int:
+    """Estimate the bytes of adapters in memory by the sizes of their files. A file that is not there counts nothing."""
+    paths = [*named_adapters(config.lora_modules).values(), *filter(None, [config.adapter])]
+    files = [weights_of(path_of(path)) for path in paths]
+    return sum(file.stat().st_size for file in files if file.is_file())
