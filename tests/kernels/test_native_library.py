@@ -23,13 +23,13 @@ def test_the_compiler_has_put_each_field_where_python_has_it():
     [
         (
             [("first", c_int64), ("count", c_int64), ("start", c_int64), ("base", c_int64)],
-            "TmSpan 0 64 where TmSpan 0 32",
+            "TmSpan 0 72 where TmSpan 0 32",
         ),
-        ([(name, c_int32) for name in ("first", "count", "start", "base", "slots")], "TmSpan 0 64 where TmSpan 0 20"),
+        ([(name, c_int32) for name in ("first", "count", "start", "base", "slots")], "TmSpan 0 72 where TmSpan 0 20"),
         (
             [
                 (name, c_int64)
-                for name in ("count", "first", "start", "base", "slots", "state", "first_save", "num_saves")
+                for name in ("count", "first", "start", "base", "slots", "state", "first_save", "num_saves", "adapter")
             ],
             "TmSpan.first 0 8 where TmSpan.count",
         ),
