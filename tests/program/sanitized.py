@@ -25,6 +25,7 @@ FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit
 RACES = ("-fsanitize=thread", "-fno-omit-frame-pointer", "-O1", "-g1", "-w")
 PROGRAMS = ("native_kernels", "native_steps")
 TESTS = (
+    "tests/engine/test_adapters.py",
     "tests/model/test_encoders.py",
     "tests/program/test_native.py",
     "tests/program/test_native_float16.py",
