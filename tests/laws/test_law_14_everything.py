@@ -1,6 +1,6 @@
 """Law 14: everything at once. Several threads, scarce blocks, shared blocks on disk, forks, rewinds, edits, saves,
-opens (converted too), scores, streams closed early and resumed, deadlines, interrupts, constraints, drafts out of a
-store on disk, and adapters, loaded and unloaded meanwhile: every text is that of a quiet engine.
+opens (converted too), scores, beam searches, streams closed early and resumed, deadlines, interrupts, constraints,
+drafts out of a store on disk, and adapters, loaded and unloaded meanwhile: every text is that of a quiet engine.
 
 TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
 """
@@ -79,7 +79,7 @@ class Quiet:
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
         self.constraints = constraints_for(self.engine.core.loaded.tokenizer)
         self.adapters = {}
-        self.lock, self.texts, self.scores, self.vectors = threading.Lock(), {}, {}, {}
+        self.lock, self.texts, self.scores, self.vectors, self.searches = threading.Lock(), {}, {}, {}, {}
 
     def text(self, tokens, sampling, adapter=None):
         key = (tuple(tokens), str(sorted(sampling.items())), adapter)
@@ -118,6 +118,14 @@ class Quiet:
             if key not in self.scores:
                 self.scores[key] = self.engine.score(list(tokens), choices, adapter=adapter)
             return self.scores[key]
+
+    def search(self, tokens, width, new, adapter):
+        key = (tuple(tokens), width, new, adapter)
+        with self.lock:
+            if key not in self.searches:
+                found = self.engine.beam(list(tokens), width, max_new_tokens=new, adapter=adapter)
+                self.searches[key] = [(beam.tokens, beam.score) for beam in found]
+            return self.searches[key]
 
     def named(self, adapter):
         """The name here of an adapter of the other engine, which may have gone there."""
@@ -165,6 +173,8 @@ class Worker:
             new |= {"temperature": 0.9, "seed": self.random.randrange(3), "top_k": 50}
         if self.random.random() < 0.2:
             new |= {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1}
+        if self.random.random() < 0.2:  # no breakers, so that tokens are all that counts
+            new |= {"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_sequence_breakers": ()}
         if self.random.random() < 0.3:
             new["stop_token_ids"] = (self.random.randrange(VOCABULARY),)
         constraint = self.random.choice(self.quiet.constraints)
@@ -219,6 +229,20 @@ class Worker:
         tokens, choices, adapter = self.tokens(), [self.tokens()[-3:], [1], [2, 3]], self.adapter()
         found = self.engine.score(tokens, choices, adapter=adapter)
         assert found == pytest.approx(self.quiet.score(tokens, choices, adapter), abs=1e-4)
+
+    def do_search(self):
+        """Beams are forks that grow apart, in the midst of all others."""
+        tokens, width, new, adapter = (
+            self.tokens(),
+            self.random.randint(1, 3),
+            self.random.randint(1, 5),
+            self.adapter(),
+        )
+        found = self.engine.beam(tokens, width, max_new_tokens=new, adapter=adapter)
+        wanted = self.quiet.search(tokens, width, new, adapter)
+        assert [beam.score for beam in found] == pytest.approx([score for _, score in wanted], abs=1e-4)
+        if self.engine.program_name == "native":
+            assert [beam.tokens for beam in found] == [text for text, _ in wanted]
 
     def do_embed(self):
         if refuse_rows(self.engine.core.loaded):  # several ranks hand out no rows
@@ -297,6 +321,7 @@ class Worker:
     def answer(self, session, compare=True):
         sampling, before = dict.fromkeys(CONSTRAINED) | self.sampling(), list(session.tokens)
         sampling.setdefault("repetition_penalty", 1.0)
+        sampling.setdefault("dry_multiplier", 0.0)
         # These count from where the session's own text began, which the quiet engine cannot know.
         sampling |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
         sampling.setdefault("temperature", 0.0)
