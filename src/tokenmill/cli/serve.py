@@ -91,7 +91,8 @@ RECORD = option(
 )
 LORA_FOLDER = option(
     None,
-    "Clients may load and unload adapters (LoRA) that lie in this folder. Default: only those of --lora-modules.",
+    "Clients may load and unload LoRA adapters that lie in this folder. Without it, only the adapters of "
+    "--lora-modules are served.",
     SERVER,
     metavar="DIR",
 )

@@ -54,7 +54,8 @@ class SamplingParams:
     min_p: float = setting(0.0, "Drop tokens less likely than this times the likeliest one. 0: off.", minimum=0,
         maximum=1, page=Shown("Min p", 1), model_files="min_p", stage="draw")
     top_n_sigma: float = setting(0.0,
-        "Drop tokens whose logit lies more than this many standard deviations below the largest logit. 0 and -1: off.",
+        "Drop tokens whose logit lies more than this many standard deviations below the largest logit. 0 or -1: no "
+        "filter.",
         minimum=-1, maximum=100, page=Shown("Top n sigma", 1), stage="draw")
     xtc_probability: float = setting(0.0, "How often XTC drops the likeliest tokens of a choice. 0: off.", minimum=0,
         maximum=1, page=Shown("XTC probability", 1), model_files="xtc_probability", stage="draw")

@@ -42,7 +42,7 @@ OPTIONS = (
     Named("--scheduling-policy", "-", note="priorities always count"),
     Named("--enable-lora", "-", note="always on"),
     Named("--lora-modules"),
-    Named("--max-loras", note="adapters that are loaded; there those of one step"),
+    Named("--max-loras", note="here the limit on loaded adapters, in vLLM on the adapters of one step"),
     Named("--max-lora-rank"),
     Named("--trust-remote-code", note="code of a model is never run"),
     Named("--served-model-name"),

@@ -1,4 +1,6 @@
-"""An adapter of llama.cpp: a GGUF file with general.type "adapter", whose tensors are named after the model's own."""
+"""A LoRA adapter in llama.cpp's format: a GGUF file with general.type "adapter". A tensor's name is
+the changed weight's name, with .lora_a or .lora_b behind it.
+"""
 
 import hashlib
 from pathlib import Path
