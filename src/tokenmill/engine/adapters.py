@@ -97,6 +97,10 @@ class Adapters:
             raise RequestError(f"adapter {brief(name)} is not loaded: {there}", "adapter")
         return found
 
+    def with_digest(self, digest: str) -> Adapter | None:
+        """Find an adapter by the sha256 of its bytes, in hexadecimal digits, as files and receipts name it."""
+        return next((each for each in self.by_name.values() if each.digest.hex() == digest), None)
+
 
 def refusal(loaded: LoadedModel) -> str:
     """Say why a model computes no adapters; empty if it does."""

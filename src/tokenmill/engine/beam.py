@@ -31,6 +31,7 @@ MAX_EXPONENT = 500.0  # of e, which 64 bits hold with any sum
 STOPPING = ("heuristic", "full", "never")
 PLAIN = ("max_new_tokens", "ignore_eos", "stop_token_ids", "skip_special_tokens")
 """The settings of a text that a search reads; others choose or forbid tokens, and are refused."""
+WITHOUT_EFFECT = ("temperature", "seed")  # since nothing is drawn
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,6 @@ class Search:
     beams: list[tuple[tuple[int, ...], float]] = field(default_factory=lambda: [((), 0.0)])
     found: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
     is_over: bool = False
-    _is_hopeless: bool = False
 
     def step(self, logits_BV: Tensor) -> list[int]:
         """Choose the next tokens of all beams; return for each of the new beams the beam that it goes on from."""
@@ -87,9 +87,8 @@ class Search:
             elif len(beams) < self.width and value > NOTHING:
                 parents.append(parent)
                 beams.append((tokens, value))
-        if not self._is_hopeless and not (self.stopping == "full" and len(self.found) == self.width):
-            scored = [(tokens, self._score(value, length)) for tokens, value in ended if value > NOTHING]
-            self.found = sorted([*self.found, *scored], key=lambda each: -each[1])[: self.width]
+        scored = [(tokens, self._score(value, length)) for tokens, value in ended if value > NOTHING]
+        self.found = sorted([*self.found, *scored], key=lambda each: -each[1])[: self.width]
         self.beams = beams
         self._end_where_it_should(length)
         return parents
@@ -106,11 +105,10 @@ class Search:
             return
         longest = self.max_new if self.stopping == "never" and self.length_penalty > 0 else length
         hope = self._score(self.beams[0][1], longest)
+        is_full = len(self.found) == self.width
         # A place among the best that no text has yet stands for the worst score, as in transformers.
-        worst = self.found[-1][1] if len(self.found) == self.width else NOTHING if self.found else -math.inf
-        self._is_hopeless = self._is_hopeless or not hope > worst
-        is_full = self.stopping == "full" and len(self.found) == self.width
-        self.is_over = self._is_hopeless or is_full
+        worst = self.found[-1][1] if is_full else NOTHING if self.found else -math.inf
+        self.is_over = not hope > worst or (self.stopping == "full" and is_full)
 
 
 class _Text:
@@ -156,7 +154,7 @@ def beam_search(
     length_penalty = check_number("length_penalty", length_penalty, whole=False, minimum=-100, maximum=100)
     check_choice("stopping", stopping, STOPPING)
     _check_plain(params)
-    params = replace(params, temperature=0.0, seed=None)  # nothing is drawn
+    params = replace(params, temperature=0.0, seed=None)
     tokens, applied = core.inputs.encode(prompt), core.adapter(adapter)
     (wanted,) = core.inputs.sequences(tokens, params, salt=salt, adapter=applied)
     core.scheduler.check_length(wanted.max_tokens)
@@ -183,7 +181,7 @@ def beam_search(
 def _check_plain(params: SamplingParams) -> None:
     other = SamplingParams()
     changed = [name for name in params.__dataclass_fields__ if getattr(params, name) != getattr(other, name)]
-    if wrong := [name for name in changed if name not in (*PLAIN, "temperature", "seed")]:
+    if wrong := [name for name in changed if name not in (*PLAIN, *WITHOUT_EFFECT)]:
         raise RequestError(f"{wrong[0]} is nothing that a beam search reads: only {', '.join(PLAIN)}", wrong[0])
 
 

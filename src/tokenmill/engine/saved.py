@@ -44,10 +44,9 @@ def _adapter_of(core: Core, path: Path) -> Any:
     wanted, name = facts["fingerprint"].get(ADAPTER), facts.get(ADAPTER)
     if wanted is None:
         return None
-    adapters = {} if core.adapters is None else core.adapters.by_name
-    found = next((each for each in adapters.values() if each.digest.hex() == wanted), None)
-    if found is None:
-        other = f"; the one of that name here has other bytes ({adapters[name].path})" if name in adapters else ""
+    if (found := core.adapters.with_digest(wanted)) is None:
+        same = core.adapters.by_name.get(name)
+        other = "" if same is None else f"; the one of that name here has other bytes ({same.path})"
         what = f"was computed with adapter {brief(name)} (sha256 {brief(wanted)}), which is not loaded{other}"
         raise SnapshotError(f"{path} {what}: load that one first (load_adapter, --adapter)")
     return found

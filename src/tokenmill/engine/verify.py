@@ -144,13 +144,12 @@ class _Check:
 
     def _adapter(self) -> Any:
         """Find the loaded adapter with the bytes of the receipt's; without it nothing can be computed."""
-        wanted = self._receipt.model.get("adapter")
-        loaded = {} if self._core.adapters is None else self._core.adapters.by_name
-        found = [each for each in loaded.values() if wanted is not None and each.digest.hex() == wanted["sha256"]]
-        if wanted is not None and not found:
+        if (wanted := self._receipt.model.get("adapter")) is None:
+            return None
+        if (found := self._core.adapters.with_digest(wanted["sha256"])) is None:
             what = f"the text is of adapter {wanted['name']!r} (sha256 {wanted['sha256']}), which is not loaded"
             self._why_unchecked = f"{what}: load_adapter, or --adapter"
-        return found[0] if found else None
+        return found
 
     def outcome(self) -> Verification:
         """Conclude the check, once the tokens have been computed."""

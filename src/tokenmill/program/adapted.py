@@ -16,7 +16,7 @@ from tokenmill.model.decoder import Decoder
 from tokenmill.model.experts import MoE
 from tokenmill.program.eager import Eager
 from tokenmill.quant.matrix import Matrix, product
-from tokenmill.weights.adapters.adapter import Adapter, Change
+from tokenmill.weights.adapters.adapter import Adapter, Change, EmbeddingChange
 
 Rows = Tensor | slice
 """The rows of a module's input that are computed with one adapter."""
@@ -40,9 +40,11 @@ class AdaptedModules:
                 self._hooked.add(path)
                 hook = self._on_embedding if path == "embedding" else self._on_matrix(path)
                 self._module(path).register_forward_hook(hook, prepend=True)
-        factors = adapter.prepared.setdefault("eager", {})
+        device, held = self._decoder.embedding.weight.device, adapter.prepared.setdefault("eager", {})
         for changes in adapter.changes.values():
-            factors.update({change: _wide(change, self._decoder.embedding.weight.device) for change in changes})
+            held.update({change: _wide(change, device) for change in changes})
+        if adapter.embedding is not None:
+            held[adapter.embedding] = _of_embedding(adapter.embedding, device)
 
     def _module(self, path: str) -> nn.Module:
         decoder = self._decoder
@@ -100,24 +102,33 @@ class AdaptedModules:
         for adapter, rows in concerned:
             change = adapter.embedding
             assert change is not None, "chosen for it"
-            ids_R = inputs[0][rows]
-            x_RD = out_TD[rows] if change.table_VD is None else change.table_VD.to(out_TD.device)[ids_R]
-            if change.a_VR is not None and change.b_RD is not None:
-                a_RR, b_RD = change.a_VR.to(out_TD.device)[ids_R].float(), change.b_RD.to(out_TD.device).float()
-                x_RD = (x_RD.float() + change.scale * product(a_RR, b_RD.t().contiguous())).to(x_RD.dtype)
-            if change.rows_ND is not None:
-                own = torch.tensor(change.ids, device=out_TD.device)
-                at_RN = ids_R[:, None] == own
-                x_RD = torch.where(at_RN.any(1)[:, None], change.rows_ND.to(out_TD.device)[at_RN.int().argmax(1)], x_RD)
+            held, ids_R = adapter.prepared["eager"][change], inputs[0][rows]
+            x_RD = held["table_VD"][ids_R] if "table_VD" in held else out_TD[rows]
+            if "a_VR" in held:
+                x_RD = (x_RD.float() + change.scale * product(held["a_VR"][ids_R].float(), held["b_DR"])).to(x_RD.dtype)
+            if "rows_ND" in held:
+                at_RN = ids_R[:, None] == held["ids_N"]
+                x_RD = torch.where(at_RN.any(1)[:, None], held["rows_ND"][at_RN.int().argmax(1)], x_RD)
             out_TD[rows] = x_RD
         return out_TD
 
 
 def _wide(change: Change, device: torch.device) -> dict[str, Tensor]:
-    """Make the float32 tensors of a change on the device of the model."""
+    """Make the tensors of a change on the device of the model: in float32, but for a whole matrix."""
     names = ("a_RI", "b_OR", "factors_O", "bias_O")
     given = {name: getattr(change, name) for name in names}
-    return {name: tensor.float().contiguous().to(device) for name, tensor in given.items() if tensor is not None}
+    held = {name: tensor.float().contiguous().to(device) for name, tensor in given.items() if tensor is not None}
+    return held if change.whole_OI is None else {**held, "whole_OI": change.whole_OI.to(device)}
+
+
+def _of_embedding(change: EmbeddingChange, device: torch.device) -> dict[str, Tensor]:
+    """Put the tensors of a change of the embedding on the device of the model; those with a row of each token in their
+    own dtype.
+    """
+    names = ("a_VR", "rows_ND", "table_VD")
+    held = {name: tensor.to(device) for name in names if (tensor := getattr(change, name)) is not None}
+    held["ids_N"] = torch.tensor(change.ids, dtype=torch.int64, device=device)
+    return held if change.b_RD is None else {**held, "b_DR": change.b_RD.float().t().contiguous().to(device)}
 
 
 def _rows(rows: list[int], count: int, device: torch.device) -> Rows:
@@ -131,9 +142,8 @@ def _apply(
     columns = slice(change.first, change.first + change.count)
     own: Any = getattr(module, "bias", None)
     bias_O = None if own is None else own[columns].float()
-    if change.whole_OI is not None:
-        weight_OI = change.whole_OI.to(out_RF.device)
-        found_RO = product(x_RI[rows], weight_OI.to(x_RI.dtype)).float()
+    if "whole_OI" in wide:
+        found_RO = product(x_RI[rows], wide["whole_OI"].to(x_RI.dtype)).float()
         found_RO = found_RO if bias_O is None else found_RO + bias_O
     else:
         found_RO = out_RF[rows][:, columns].float()

@@ -23,16 +23,15 @@ def dry_penalties(
 
     last_n: looks at so many tokens; -1: all. breakers: ids of tokens that begin a sequence anew, which get no penalty.
     """
-    text = np.asarray(tokens[len(tokens) - last_n :] if 0 <= last_n < len(tokens) else tokens, dtype=np.int64)
-    limit = next((back for back, token in enumerate(text[::-1].tolist()) if token in breakers), len(text))
-    if limit < allowed_length or len(text) <= allowed_length:
+    tokens = tokens[len(tokens) - last_n :] if 0 <= last_n < len(tokens) else tokens
+    limit = next((back for back, token in enumerate(reversed(tokens)) if token in breakers), len(tokens))
+    if limit < allowed_length or len(tokens) <= allowed_length:
         return {}
     longest: dict[int, int] = {}
-    for next_, length in zip(*_lengths(text, limit), strict=True):
+    for next_, length in zip(*_lengths(np.asarray(tokens, dtype=np.int64), limit), strict=True):
         if length >= allowed_length and next_ not in breakers and length > longest.get(next_, 0):
             longest[next_] = length
-    log, first = math.log(base), math.log(multiplier)
-    most = math.log(LARGEST)
+    log, first, most = math.log(base), math.log(multiplier), math.log(LARGEST)
     return {token: math.exp(min(first + (length - allowed_length) * log, most)) for token, length in longest.items()}
 
 
@@ -47,14 +46,11 @@ def _lengths(text: np.ndarray, limit: int) -> tuple[list[int], list[int]]:
         behind += text[ends[~goes_on] + 1].tolist() if length else []
         lengths += [length] * int(len(ends) - goes_on.sum()) if length else []
         ends, length = ends[goes_on], length + 1
+    behind += text[ends + 1].tolist()
     if len(ends) and length < limit:
         common = _common_beginnings(text[::-1].tolist())
-        behind += text[ends + 1].tolist()
-        lengths += [min(common[len(text) - 1 - end], limit) for end in ends.tolist()]
-    else:
-        behind += text[ends + 1].tolist()
-        lengths += [length] * len(ends)
-    return behind, lengths
+        return behind, lengths + [min(common[len(text) - 1 - end], limit) for end in ends.tolist()]
+    return behind, lengths + [length] * len(ends)
 
 
 def _common_beginnings(tokens: list[int]) -> list[int]:

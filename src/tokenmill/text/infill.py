@@ -21,6 +21,7 @@ _REPOSITORY = "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <repo_name> <reponam
 _FILE = "<|file_sep|> <file_sep>"
 _ENDS = "<|fim_pad|> <fim-pad> <fim_pad> ▁<EOT> <EOT>"
 SNIPPET = "\n\n--- snippet ---\n\n"  # llama.cpp's line before another file's text
+NO_MARKS = "this model fills in nothing: its vocabulary has no marks for a prefix, a suffix and a middle"
 PROJECT, THIS_FILE = "myproject\n", "filename\n"  # llama.cpp's names, since no client tells any
 
 
@@ -68,9 +69,7 @@ def infill_prompt(tokenizer: Tokenizer, asked: Infill, limit: int) -> tuple[list
     """
     marks = marks_of(tokenizer)
     if marks is None:
-        raise RequestError(
-            "this model fills in nothing: its vocabulary has no marks for a prefix, a suffix and a middle"
-        )
+        raise RequestError(NO_MARKS)
     bos = tokenizer.encode("")[:1] if tokenizer.bos_token_id is not None else []
     begin = [number for number in bos if number == tokenizer.bos_token_id]
     before = encode_plain(tokenizer, asked.before)

@@ -14,7 +14,7 @@ from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.fields import SETTINGS, Body, ListOf, Settings, also
 from tokenmill.serve.request.fields import Int64 as Whole
 from tokenmill.serve.request.prompt import Model
-from tokenmill.text.infill import Infill
+from tokenmill.text.infill import NO_MARKS, Infill
 from tokenmill.value_reader import brief
 
 IGNORED = frozenset(
@@ -59,8 +59,7 @@ def parse_infill(body: InfillBody, model: Model) -> Ask:
     unknown = [name for name in body.unknown if name not in IGNORED]
     model.check_known(unknown)
     if not model.fills_in:
-        message = "this model fills in nothing: its vocabulary has no marks for a prefix, a suffix and a middle"
-        raise ApiError(400, message, "model", "not_supported")
+        raise ApiError(400, NO_MARKS, "model", "not_supported")
     ask = Ask(
         stream=body.stream, unknown=unknown, own=LineLimits(body.n_indent, body.t_max_predict_ms), only_prompts=True
     )

@@ -101,6 +101,11 @@ class Ask:
         self.sampling["seed"] = value
 
     @property
+    def cache_salt(self) -> bytes:
+        """Return what requests have in common that share rows of the cache."""
+        return self.tenant + self.salt.encode("utf-8", "surrogatepass")
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that the request would run, before anything of it is checked or encoded."""
         return max(len(self.prompts), 1) * max(self.sampling.get("n") or 1, self.best_of or 1, 1)

@@ -4,7 +4,7 @@ search does not read is refused, and n is its width.
 
 from collections.abc import Callable
 
-from tokenmill.engine.beam import beam_search
+from tokenmill.engine.beam import PLAIN, WITHOUT_EFFECT, beam_search
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.errors import ConfigError, DeadlinePassed
@@ -13,9 +13,6 @@ from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-READ = ("max_new_tokens", "n", "ignore_eos", "stop_token_ids", "skip_special_tokens")
-WITHOUT_EFFECT = ("temperature", "seed")
-
 
 def check_search(ask: Ask) -> None:
     """Raise ApiError for what a search does not read."""
@@ -23,7 +20,7 @@ def check_search(ask: Ask) -> None:
     set_to = {name: value for name, value in ask.sampling.items() if value is not None}
     off = {"top_k": -1}
     other = [name for name, value in set_to.items() if value not in (getattr(plain, name), [], (), off.get(name))]
-    found = [HTTP_FIELDS.get(name) or name for name in other if name not in (*READ, *WITHOUT_EFFECT)]
+    found = [HTTP_FIELDS.get(name) or name for name in other if name not in ("n", *PLAIN, *WITHOUT_EFFECT)]
     given = {
         "stream": ask.stream,
         "best_of": ask.best_of not in (None, ask.sampling.get("n") or 1),
@@ -42,10 +39,8 @@ def check_search(ask: Ask) -> None:
 def searched(core: Core, ask: Ask, prepared: Prepared, is_given_up: Callable[[], bool]) -> list[Completion]:
     """Search for the likeliest texts, the best first."""
     asked = prepared.request.sequences[0]
-    own = asked.choosing.params
-    params = SamplingParams(**{name: getattr(own, name) for name in READ if name != "n"}, temperature=0.0)
+    params = SamplingParams(**{name: getattr(asked.choosing.params, name) for name in PLAIN})
     assert ask.length_penalty is not None, "a search is asked for"
-    salt, width = ask.tenant + ask.salt.encode("utf-8", "surrogatepass"), prepared.num_shown
 
     def given_up() -> bool:
         if core.loop.clock() > prepared.request.deadline_s:
@@ -57,11 +52,11 @@ def searched(core: Core, ask: Ask, prepared: Prepared, is_given_up: Callable[[],
             found = beam_search(
                 core,
                 prepared.prompts[0],
-                width,
+                prepared.num_shown,
                 params,
                 ask.length_penalty,
                 "heuristic",
-                salt,
+                ask.cache_salt,
                 ask.adapter,
                 given_up,
                 asked,

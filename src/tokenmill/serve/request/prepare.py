@@ -97,7 +97,7 @@ def _prepared(
 ) -> Prepared:
     """Make the request of encoded prompts. field: where the prompts come from. warnings: about these."""
     settings, constrained, max_tokens, only_prompts = _settings(core, ask, answer)
-    salt, sequences = ask.tenant + ask.salt.encode("utf-8", "surrogatepass"), list[Sequence]()
+    salt, sequences = ask.cache_salt, list[Sequence]()
     for tokens in prompts:
         num_new = _clamped(core, len(tokens), field, max_tokens)
         _check_min_tokens(ask.sampling.get("min_new_tokens"), num_new, _limit(core) - len(tokens))

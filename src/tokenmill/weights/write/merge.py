@@ -15,14 +15,13 @@ from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.adapters.adapter import Adapter, Change
 from tokenmill.weights.adapters.model_weights import ModelWeights
+from tokenmill.weights.adapters.places import EMBEDDING, HEAD
 from tokenmill.weights.adapters.read import open_adapter
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import Target, match_tensors, rows_of
 from tokenmill.weights.relaid import in_hugging_face_layout
 from tokenmill.weights.transforms import TRANSFORMS
 from tokenmill.weights.write.convert import check_new, convert
-
-EMBEDDING, HEAD = "embedding", "head"
 
 
 def merge(checkpoint: Checkpoint, adapter: Path, out_dir: Path, dtype: str, progress: Progress) -> Path:
