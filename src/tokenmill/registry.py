@@ -326,7 +326,7 @@ PROOFS: Names = {
 VERBS: Names = {
     "generate": "tokenmill.cli.generate",
     "chat": "tokenmill.cli.chat.verb",
-    "serve": "tokenmill.cli.serve",
+    "serve": "tokenmill.cli.serve.verb",
     "batch": "tokenmill.cli.batch",
     "embed": "tokenmill.cli.embed",
     "rerank": "tokenmill.cli.rerank",

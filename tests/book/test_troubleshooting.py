@@ -112,7 +112,7 @@ def without_the_extra(run, monkeypatch):
     def import_server():
         raise ModuleNotFoundError(name="uvicorn")
 
-    monkeypatch.setattr("tokenmill.cli.serve.held_interrupts", import_server)
+    monkeypatch.setattr("tokenmill.cli.serve.verb.held_interrupts", import_server)
     return run("serve", "MODEL")
 
 

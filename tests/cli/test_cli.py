@@ -78,7 +78,8 @@ OPTIONS = {
         --receipt --stream --system --tokens --show-draft --trace --verbose -v --check-float32
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
-        --log-format --lora-folder --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix
+        --keep-alive --log-format --lora-folder --max-file-size --max-queued-requests --max-stall --max-stored --memory
+        --metrics-prefix
         --offline --port --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout
         --preset --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli import serve
 from tokenmill.cli.parser.config_file import presets_file
+from tokenmill.cli.serve import verb as serve
 
 TABLES = """
 [miller]
@@ -41,7 +41,7 @@ def presets(tmp_path, monkeypatch, model):
 def taken(monkeypatch, tm):
     """Runs `serve` without serving; the settings of the engine that it would have loaded."""
     found = []
-    monkeypatch.setattr(serve, "_serve", lambda engine, *_: not found.append(engine))
+    monkeypatch.setattr(serve, "serve_one", lambda engine, *_: not found.append(engine))
 
     def run(*arguments):
         code, _, err = tm("serve", *arguments)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tokenmill.cli import serve
+from tokenmill.cli.serve import verb as serve
 from tokenmill.errors import ConfigError
 from tokenmill.serve.http.address import Address, listen
 
@@ -16,7 +16,7 @@ def asked(tm, monkeypatch):
 
     def run(*arguments):
         seen = []
-        monkeypatch.setattr(serve, "_serve", lambda *given: seen.append(given) or True)
+        monkeypatch.setattr(serve, "serve_one", lambda *given: seen.append(given) or True)
         code, _, err = tm("serve", *arguments)
         assert code == (0 if seen else 2), err
         return seen[0] if seen else err

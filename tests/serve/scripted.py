@@ -175,8 +175,8 @@ def scripted(core, answer):
 
 def main(model, script, *options):
     """Serve, with answers out of a file."""
-    from tokenmill.cli import serve  # what `tokenmill serve` runs
     from tokenmill.cli.main import main as run
+    from tokenmill.cli.serve import one as serve  # what `tokenmill serve` runs
 
     load = serve.load_engine
 

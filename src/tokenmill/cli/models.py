@@ -15,6 +15,7 @@ from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
+    from tokenmill.engine.thread import EngineThread
     from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -82,9 +83,10 @@ def load_engine(
     progress: Progress,
     chat_template: Path | None = None,
     adjust: Callable[[EngineConfig], EngineConfig] | None = None,
+    thread: "EngineThread | None" = None,
 ) -> "Engine":
     """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
-    model's own. adjust: changes settings when the longest text is known."""
+    model's own. adjust: changes settings when the longest text is known. thread: see load_files."""
     from tokenmill.hub.names import is_there
     from tokenmill.loader.copies import start_reading
 
@@ -102,7 +104,7 @@ def load_engine(
         # After the reader: it reads while torch is imported here.
         from tokenmill.engine.load import load_files
         from tokenmill.quant.schemes import find_scheme
-    engine, checkpoint = load_files(path, config, progress, reader, adjust)
+    engine, checkpoint = load_files(path, config, progress, reader, adjust, thread)
     if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
     if checkpoint.dequantized and not isinstance(progress, Silent):

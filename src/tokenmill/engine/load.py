@@ -78,12 +78,14 @@ def load_files(
     progress: Progress,
     reader: PackedReader | None = None,
     adjust: Adjust | None = None,
+    thread: EngineThread | None = None,
 ) -> tuple[Engine, Checkpoint]:
     """Load an engine for the files of a model; also return the checkpoint that it came from, which is the packed copy
-    if there is one; otherwise a copy is kept for the next start. reader, adjust: see open_model.
+    if there is one; otherwise a copy is kept for the next start. reader, adjust: see open_model. thread: of other
+    engines, whose steps take turns with the steps of this one.
     """
     loaded, checkpoint = load_with_copy(*open_model(path, config, reader, adjust), progress.advance)
-    return _with_loop(loaded, checkpoint, progress.advance), checkpoint
+    return _with_loop(loaded, checkpoint, progress.advance, thread), checkpoint
 
 
 def load_checkpoint(checkpoint: Checkpoint, config: EngineConfig, progress: Told | None = None) -> Engine:
@@ -92,14 +94,16 @@ def load_checkpoint(checkpoint: Checkpoint, config: EngineConfig, progress: Told
     return _with_loop(loaded, checkpoint, progress)
 
 
-def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | None) -> Engine:
+def _with_loop(
+    loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | None, thread: EngineThread | None = None
+) -> Engine:
     config, scheduler = loaded.config, _scheduler(loaded)
     if config.prefix_dir is not None:
         folder, header = path_of(config.prefix_dir), shared_fields(loaded.compatibility)
         limit_bytes = limit_of(config.prefix_limit, PREFIX_LIMIT, free_disk(folder))
         store = PrefixStore(folder, loaded.pool, header, limit_bytes, str(checkpoint.path.resolve()))
         scheduler.memory.store = loaded.runner.prefix_store = store
-    thread = EngineThread()
+    thread = thread or EngineThread()
     draft = _draft_of(checkpoint, loaded, thread, progress)
     facts = ProposerContext(
         loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded)

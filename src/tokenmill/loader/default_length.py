@@ -26,6 +26,7 @@ SHARE = 0.25
 STEP = 1024  # tokens: a length that memory decides is a multiple of it
 
 Resolve = Callable[[EngineConfig], ResolvedModel]
+Free = Callable[[str], int]
 
 
 class Followed(NamedTuple):
@@ -35,10 +36,16 @@ class Followed(NamedTuple):
     why: str = ""
 
 
-def follow_context(config: EngineConfig, resolve: Resolve, num_engines: int = 1) -> Followed:
+def part_of_free(number: int) -> Free:
+    """Return the function that counts the bytes of one of so many equal engines."""
+    return lambda device: free_bytes(device) // number
+
+
+def follow_context(config: EngineConfig, resolve: Resolve, free: Free | None = None) -> Followed:
     """Choose max_length, and with several sequences cache_tokens, where they are not given.
 
-    num_engines: the number of engines that share the memory. ConfigError where the settings cannot be combined.
+    free: counts the bytes of a device that the engine may take; None: all that are free.
+    ConfigError where the settings cannot be combined.
     """
     if config.max_length is not None:
         return Followed(config)
@@ -55,7 +62,7 @@ def follow_context(config: EngineConfig, resolve: Resolve, num_engines: int = 1)
     if config.cache_tokens is not None:
         within = max(usual, min(longest, config.cache_tokens))
         return _said(config, resolved, within, "as many as cache_tokens" if within < longest else why)
-    available = int(SHARE * max(free_bytes(resolved.config.device) // num_engines - resolved.weight_bytes, 0))
+    available = int(SHARE * max((free or free_bytes)(resolved.config.device) - resolved.weight_bytes, 0))
 
     def needed(length: int) -> int:
         return _bytes_of_one(resolve(replace(config, max_length=length, max_sequences=1)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tokenmill.errors import CapacityError
 from tokenmill.kernels.devices import free_bytes
-from tokenmill.loader.default_length import follow_context
+from tokenmill.loader.default_length import Free, follow_context
 from tokenmill.loader.resolve import ResolvedModel, resolve
 from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
@@ -16,24 +16,24 @@ SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answe
 
 
 def fit_for_many(
-    config: EngineConfig, model: ModelConfig, num_sequences: int | None, num_engines: int = 1, follow: bool = False
+    config: EngineConfig, model: ModelConfig, num_sequences: int | None, free: Free | None = None, follow: bool = False
 ) -> EngineConfig:
     """Choose so many sequences (None: by the processors) and a cache that fits; settings of the cache that are given
     hold.
 
-    num_engines: equal engines that share the memory. follow: a max_length that is not given follows the model's
-    context, see loader/default_length.py; otherwise it is the usual one.
+    free: counts the bytes of a device that the engine may take; None: all that are free. follow: a max_length that is
+    not given follows the model's context, see loader/default_length.py; otherwise it is the usual one.
 
     CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
     would.
     """
     default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * available_processors(), config.max_step_tokens)
     config = replace(config, max_sequences=num_sequences or default)
-    followed = follow_context(config, lambda given: resolve(given, model), num_engines).config if follow else config
+    followed = follow_context(config, lambda given: resolve(given, model), free).config if follow else config
     wanted = config.cache_tokens or followed.cache_tokens
     config = replace(config, max_length=followed.max_length)
     resolved = resolve(config, model)
-    spare, most = _most_tokens(resolved, num_engines)
+    spare, most = _most_tokens(resolved, free)
     max_length, block_size = resolved.config.max_length, resolved.config.block_size
     if config.cache_tokens is not None and config.cache_tokens > most:
         raise CapacityError("cache_tokens that fit in memory", config.cache_tokens, most, "cache_tokens")
@@ -46,16 +46,16 @@ def fit_for_many(
     return replace(config, max_length=max_length, cache_tokens=cache_tokens)
 
 
-def _most_tokens(resolved: ResolvedModel, num_engines: int) -> tuple[int, int]:
+def _most_tokens(resolved: ResolvedModel, free: Free | None) -> tuple[int, int]:
     """Count the tokens of the largest cache that fits beside the weights, and the tokens of its whole blocks."""
-    available = free_bytes(resolved.config.device) // num_engines
+    available = (free or free_bytes)(resolved.config.device)
     spec, weights = resolved.cache, resolved.weight_bytes
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
-    free = int(SHARE * (available - weights))
-    spare = free // max(spec.bytes_per_token, 1)
+    shared = int(SHARE * (available - weights))
+    spare = shared // max(spec.bytes_per_token, 1)
     if spec.states:
-        spare = _most_blocks(resolved, free, spare // spec.block_size) * spec.block_size
+        spare = _most_blocks(resolved, shared, spare // spec.block_size) * spec.block_size
     if spare == 0:
         raise CapacityError("memory for the cache", spec.bytes_per_token, 0, "model or scheme", in_bytes=True)
     return spare, spare // spec.block_size * spec.block_size

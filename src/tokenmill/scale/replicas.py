@@ -28,6 +28,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.names import locate
+from tokenmill.loader.default_length import part_of_free
 from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
 from tokenmill.model.families import read_config
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost, known_replicas
@@ -119,7 +120,7 @@ def load_engine(setup: Setup) -> Engine:
     """Load the engine of one replica, with a cache that fits beside the caches of the others on its machine."""
     config = setup.engine
     model = read_config(foreseen_config(locate(config.model)))
-    engine = load(fit_for_many(config, model, config.max_sequences, setup.num_engines))
+    engine = load(fit_for_many(config, model, config.max_sequences, part_of_free(setup.num_engines)))
     if setup.chat_template is not None and engine.tokenizer is not None:
         engine.tokenizer.use_template(setup.chat_template)
     return engine

@@ -44,7 +44,7 @@ class Params(list):
     """The sampling of each request that a server's engine is given."""
 
     def __init__(self, server):
-        inputs = server._engine.core.inputs
+        inputs = server.driver.core.inputs
         self._made = inputs.sequences
         inputs.sequences = self._noted
 

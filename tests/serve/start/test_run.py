@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from tests.serve.conftest import MODEL, served
-from tokenmill.cli.serve import EXAMPLES
+from tokenmill.cli.serve.verb import EXAMPLES
 from tokenmill.errors import ConfigError
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.serve.start.options import Options

@@ -163,7 +163,10 @@ def test_keys_that_only_describe_are_warned_of():
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"general__type": "adapter"}, "x.gguf is an adapter, not a model: give the model, and this file with --adapter"),
+        (
+            {"general__type": "adapter"},
+            "x.gguf is an adapter, not a model: give the model, and this file with --adapter",
+        ),
         ({"general__type": "imatrix"}, "general.type = 'imatrix' is not implemented: only 'model'"),
         ({"general__architecture": ["llama"]}, "general.architecture = ['llama'] is not allowed: a text"),
         (

@@ -82,8 +82,8 @@ async def reference(call: Call) -> Response:
     return HTMLResponse(html, headers=HEADERS)
 
 
-def document_of(routes: List[Route], options: Options) -> Json:
-    """Make the document of a server with these routes."""
+def document_of(routes: List[Route], options: Options, names: List[str] = ()) -> Json:
+    """Make the document of a server with these routes. names: of the models, where there are several."""
     shown = [route for route in routes if not route.is_hidden]
     forms = dict.fromkeys(form for route in shown if (form := route.body or route.form) is not None)
     schemas: Json = models_json_schema([(form, "validation") for form in forms], ref_template=REF)[1]["$defs"]
@@ -91,7 +91,7 @@ def document_of(routes: List[Route], options: Options) -> Json:
         if issubclass(form, Settings):
             _describe_settings(form, schemas[form.__name__]["properties"])
     for schema in schemas.values():
-        _describe_body(schema, options.name)
+        _describe_body(schema, names or [options.name])
     paths: Json = {}
     for route in shown:
         operation = _operation(route, options)
@@ -147,8 +147,8 @@ def _describe_settings(form: type[Settings], properties: Json) -> None:
         _set_bounds(properties[name], bounds[name])
 
 
-def _describe_body(schema: Json, model: str) -> None:
-    """Name the only model. A field that need not be there may be null."""
+def _describe_body(schema: Json, models: List[str]) -> None:
+    """Name the models that there are. A field that need not be there may be null."""
     if schema.get("additionalProperties") is not True:
         return
     required, properties = schema.get("required", ()), schema["properties"]
@@ -157,7 +157,7 @@ def _describe_body(schema: Json, model: str) -> None:
             kept = {key: each.pop(key) for key in list(each) if key not in ("default", "title", "description")}
             each["anyOf"] = [kept, {"type": "null"}]
     if "model" in properties:
-        properties["model"] = {"enum": [model] if "model" in required else [model, None]}
+        properties["model"] = {"enum": [*models] if "model" in required else [*models, None]}
 
 
 def _set_bounds(schema: Json, bounds: Any) -> None:

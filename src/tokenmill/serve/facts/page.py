@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
@@ -42,14 +43,24 @@ HEADERS = {
 
 async def index(call: Call) -> Response:
     """Give the page to a browser."""
-    if "text/html" in call.request.headers.get("accept", ""):
-        return HTMLResponse(_index(call.service.engine.core.inputs.defaults), headers=HEADERS | VARY)
+    return index_of(call.request, call.service.engine.core.inputs.defaults)
+
+
+def index_of(request: Request, recommended: Recommended) -> Response:
+    """Give the page to a browser, with these settings where it names none; else what Ollama's clients ask for."""
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(_index(recommended), headers=HEADERS | VARY)
     return PlainTextResponse(RUNNING, headers=VARY)
 
 
 async def page_file(call: Call) -> Response:
     """Give a file of the page."""
-    response = await _FILES.get_response(call.name, call.request.scope)
+    return await file_of(call.request)
+
+
+async def file_of(request: Request) -> Response:
+    """Give the file of the page that a path names."""
+    response = await _FILES.get_response(request.path_params["name"], request.scope)
     response.headers.update(HEADERS)
     return response
 

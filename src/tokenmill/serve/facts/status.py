@@ -3,16 +3,18 @@
 No setting that is told is a path or a secret. The model has the form of OpenAI's API, or of Anthropic's to its clients.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenmill.serve.facts.described import Described, describe_service
 from tokenmill.serve.http.errors import EngineDied, Json
-from tokenmill.serve.loop.service import Call, Service
+from tokenmill.serve.loop.service import Call
 from tokenmill.serve.messages.parse import FOREIGN
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.recommended import OLLAMA, OPENAI, in_force
@@ -85,44 +87,44 @@ async def version(call: Call) -> Json:
 
 async def models(call: Call) -> Json:
     """Tell the model that is served, and its adapters, which requests may name as models."""
-    name, length = call.service.options.name, call.service.engine.config.max_length
-    names = [None, *call.service.model.adapters]
-    if ANTHROPIC in call.request.headers:
-        cards = [_other_card(call.service, each) for each in names]
-        return {"data": cards, "has_more": False, "first_id": name, "last_id": cards[-1]["id"]}
-    # What Codex looks for: the length that is configured, not the one that the model was trained for.
-    described = [{"slug": each or name, "display_name": each or name, "context_window": length} for each in names]
-    return {"object": "list", "data": [_card(call.service, each) for each in names], "models": described}
+    return listed([describe_service(call.service)], call.request)
 
 
 async def model(call: Call) -> Json:
     """Tell the model of that name."""
     is_other = ANTHROPIC in call.request.headers
-    if not (is_other and call.name.startswith(FOREIGN)):
-        call.service.model.check_name(call.name)
-        adapter = call.service.model.adapter(call.name)
-        return _other_card(call.service, adapter) if is_other else _card(call.service, adapter)
-    return _other_card(call.service)
+    if is_other and call.name.startswith(FOREIGN):
+        return card(describe_service(call.service), None, call.request)
+    call.service.model.check_name(call.name)
+    return card(describe_service(call.service), call.service.model.adapter(call.name), call.request)
 
 
-def _card(service: Service, adapter: str | None = None) -> Json:
-    """Return the model, or an adapter of it, in the form of OpenAI's API, with vLLM's fields."""
-    own, created = service.options.name, int(service.created)
-    head: Json = {"id": adapter or own, "object": "model", "created": created, "owned_by": "tokenmill"}
+def listed(described: Sequence[Described], request: Request) -> Json:
+    """List models and their adapters in the form of the API that a request is written for."""
+    cards = [card(each, name, request) for each in described for name in (None, *each.adapters)]
+    if ANTHROPIC in request.headers:
+        return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    # What Codex looks for: the length that is configured, not the one that the model was trained for.
+    short = [
+        {"slug": each["id"], "display_name": each["id"], "context_window": each["max_model_len"]} for each in cards
+    ]
+    return {"object": "list", "data": cards, "models": short}
+
+
+def card(described: Described, adapter: str | None, request: Request) -> Json:
+    """Return a model, or an adapter of it, in the form of OpenAI's API, with vLLM's fields, or of Anthropic's."""
+    name, most, created = adapter or described.name, described.max_length, int(described.created)
+    if ANTHROPIC in request.headers:
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": most - 1,
+            "max_tokens": most - 1,
+        }
+    head: Json = {"id": name, "object": "model", "created": created, "owned_by": "tokenmill"}
     if adapter is not None:
-        head |= {"root": Path(service.engine.adapters[adapter].path).name, "parent": own}
-    return {**head, "max_model_len": service.engine.config.max_length}
-
-
-def _other_card(service: Service, adapter: str | None = None) -> Json:
-    """Return the model, or an adapter of it, in the form of Anthropic's API."""
-    name, most = adapter or service.options.name, service.engine.config.max_length - 1
-    return {
-        "type": "model",
-        "id": name,
-        "display_name": name,
-        "created_at": datetime.fromtimestamp(int(service.created), UTC).isoformat(),
-        "lifecycle": "active",
-        "max_input_tokens": most,
-        "max_tokens": most,
-    }
+        head |= {"root": described.adapters[adapter].folder, "parent": described.name}
+    return {**head, "max_model_len": most, "state": described.state, "capabilities": list(described.can)}

@@ -4,7 +4,7 @@ It watches the loop as an observer and is told how requests end. All of it is wr
 loop only reads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from statistics import fmean
 from typing import Any
@@ -34,7 +34,7 @@ class Metrics(Observer):
     """The figures of one server. prefix: of all names."""
 
     def __init__(self, core: Core, model: str, prefix: str = "tokenmill") -> None:
-        self._core, self._registry = core, CollectorRegistry()
+        self._core, self.registry = core, CollectorRegistry()
         self._prefix, self._labels = prefix, {"model_name": model}
         self._started_s: dict[int, float] = {}  # when each sequence first ran, by its id
         self._cached = self._made(Counter, "prompt_tokens_cached", "Prompt tokens that need not be computed")
@@ -64,11 +64,11 @@ class Metrics(Observer):
         )
         self._iteration = self._histogram("iteration_tokens_total", "Tokens that a step feeds", ITERATION)
         self._kept = _Kept(core, prefix, model)
-        self._registry.register(self._kept)
+        self.registry.register(self._kept)
 
     def text(self) -> bytes:
         """Write the metrics in the format that Prometheus reads."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def phase(self, name: str, plan: Plan | None) -> None:
         if plan is None or name != "plan":
@@ -133,15 +133,45 @@ class Metrics(Observer):
         self._cached.inc(sequence.num_cached_tokens or 0)
 
     def _made(self, kind: Any, name: str, text: str, **more: Any) -> Any:
-        made = kind(f"{self._prefix}:{name}", text, ["model_name"], registry=self._registry, **more)
+        made = kind(f"{self._prefix}:{name}", text, ["model_name"], registry=self.registry, **more)
         return made.labels(**self._labels)
 
     def _counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"{self._prefix}:{name}", text, ["model_name", label], registry=self._registry)
+        return Counter(f"{self._prefix}:{name}", text, ["model_name", label], registry=self.registry)
 
     def _histogram(self, name: str, text: str, bounds: Iterable[float]) -> Histogram:
         made: Histogram = self._made(Histogram, name, text, buckets=tuple(bounds))
         return made
+
+
+def merged(all_metrics: Iterable[Metrics], states: Mapping[str, tuple[bool, int]], prefix: str) -> bytes:
+    """Write the metrics of several models. states: whether each model is in memory, and how often it was loaded."""
+    registry = CollectorRegistry()
+    registry.register(_Merged([each.registry for each in all_metrics], states, prefix))
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    """The families of several registries, each in one place."""
+
+    def __init__(
+        self, registries: List[CollectorRegistry], states: Mapping[str, tuple[bool, int]], prefix: str
+    ) -> None:
+        self._registries, self._states, self._prefix = registries, states, prefix
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        loaded = GaugeMetricFamily(f"{self._prefix}:model_loaded", "Whether it is in memory", labels=["model_name"])
+        loads = CounterMetricFamily(f"{self._prefix}:model_loads", "Times it was loaded", labels=["model_name"])
+        for name, (is_loaded, number) in self._states.items():
+            loaded.add_metric([name], is_loaded)
+            loads.add_metric([name], number)
+        families: dict[str, Metric] = {each.name: each for each in (loaded, loads)}
+        for registry in self._registries:
+            for family in registry.collect():
+                if (known := families.setdefault(family.name, family)) is not family:
+                    known.samples.extend(family.samples)
+        return families.values()
 
 
 class _Kept(Collector):

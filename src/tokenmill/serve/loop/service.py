@@ -123,8 +123,8 @@ def endpoint(
     return answer
 
 
-async def _read(request: Request, route: Route, form: type[BaseModel]) -> BaseModel:
-    """Read a body, with a parser that has a limit on depth and takes no lone surrogates.
+async def read_json(request: Request, route: Route) -> Any:
+    """Read the JSON of a body, with a parser that has a limit on depth and takes no lone surrogates. None without one.
 
     It must say that it is JSON: a web page can send anything else to a server at 127.0.0.1 without asking it first. A
     protocol whose documents show curl without that header does not want it of programs.
@@ -137,9 +137,13 @@ async def _read(request: Request, route: Route, form: type[BaseModel]) -> BaseMo
     if kind != "application/json" and (route.protocol.needs_type or any(name in request.headers for name in OF_PAGES)):
         raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
     try:
-        given = pydantic_core.from_json(content) if content else None
+        return pydantic_core.from_json(content) if content else None
     except ValueError as error:
         raise ApiError(400, f"the body is no JSON: {error}") from None
+
+
+async def _read(request: Request, route: Route, form: type[BaseModel]) -> BaseModel:
+    given = await read_json(request, route)
     if not isinstance(given, dict):
         raise ApiError(400, "the body: an object is needed")
     return form.model_validate(given)

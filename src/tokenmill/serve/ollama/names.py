@@ -92,6 +92,26 @@ def unloads(keep_alive: float | str | None) -> bool:
     return keep_alive == 0
 
 
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+PARTS = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)?", re.ASCII)
+
+
+def keep_alive_s(given: Any) -> tuple[float | None] | None:
+    """Read how long a model is to stay loaded, in seconds, in a tuple: (None,) is for ever, which a negative duration
+    stands for. None where that is not said, or is no duration, which `unloads` refuses.
+    """
+    if given is None or given == "" or isinstance(given, bool):
+        return None
+    if isinstance(given, int | float):
+        seconds = float(given)
+    elif isinstance(given, str) and DURATION.fullmatch(given):
+        seconds = sum(float(number) * SECONDS[unit or "s"] for number, unit in PARTS.findall(given))
+        seconds = -seconds if given.startswith("-") else seconds
+    else:
+        return None
+    return (None,) if seconds < 0 else (seconds,)
+
+
 def take_options(options: Mapping[str, Any], ask: Ask, num_positions: int) -> Json:
     """Return the options that are settings, by their names. num_positions: tokens of the longest text."""
     found = Json()

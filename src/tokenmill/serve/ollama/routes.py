@@ -4,18 +4,17 @@ One model is served, for as long as the server runs: there are no routes that wo
 pull of the served model succeeds, since clients pull before they chat.
 """
 
-import json
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from pathlib import Path
 
 from starlette.responses import Response
 
 from tokenmill.model.counts import count_parameters
 from tokenmill.quant.schemes import find_scheme
+from tokenmill.serve.facts.described import Described, describe_service
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.http.streams import LINES, to_line
-from tokenmill.serve.loop.service import Call, Service
+from tokenmill.serve.loop.service import Call
 from tokenmill.serve.ollama.names import VERSION, check_served, tagged, written
 from tokenmill.serve.request.fields import Body
 from tokenmill.value_reader import brief
@@ -43,13 +42,17 @@ class OllamaModelBody(Body):
 
 async def tags(call: Call) -> Json:
     """Tell the model that is served."""
-    names = [None, *call.service.model.adapters]
-    return {"models": [ModelFacts(call.service, each).listed for each in names]}
+    return {"models": tags_of(describe_service(call.service))}
+
+
+def tags_of(described: Described) -> list[Json]:
+    """List a model and its adapters."""
+    return [ModelFacts(described, each).listed for each in (None, *described.adapters)]
 
 
 async def running(call: Call) -> Json:
     """Tell the model that is loaded, which is the same."""
-    return {"models": [ModelFacts(call.service).running]}
+    return {"models": [ModelFacts(describe_service(call.service)).running(None)]}
 
 
 async def version(call: Call) -> Json:
@@ -60,7 +63,7 @@ async def version(call: Call) -> Json:
 async def show(call: Call) -> Json:
     """Tell what the model is and can do."""
     _check_named(call)
-    return ModelFacts(call.service, call.service.model.adapter(call.body.asked)).shown
+    return ModelFacts(describe_service(call.service), call.service.model.adapter(call.body.asked)).shown
 
 
 async def pull(call: Call) -> Response | Json:
@@ -70,8 +73,13 @@ async def pull(call: Call) -> Response | Json:
         message = f"model {brief(name)} is not served here: run `tokenmill pull {name}` and `tokenmill serve {name}`"
         raise ApiError(400, message, "model")
     _check_named(call)
+    return pulled(call.body.stream)
+
+
+def pulled(is_stream: bool) -> Response | Json:
+    """Return the answer to a pull of what is there."""
     lines = b"".join(to_line(each) + b"\n" for each in PULLED)
-    return Response(lines, media_type=LINES) if call.body.stream else PULLED[-1]
+    return Response(lines, media_type=LINES) if is_stream else PULLED[-1]
 
 
 def _check_named(call: Call) -> None:
@@ -82,13 +90,12 @@ def _check_named(call: Call) -> None:
 
 
 class ModelFacts:
-    """The facts of the model, or of an adapter of it, as the routes that tell of it answer."""
+    """The facts of a model, or of an adapter of it, as the routes that tell of it answer."""
 
-    def __init__(self, service: Service, adapter: str | None = None) -> None:
-        self._core, self._served, self._model = service.engine.core, adapter or service.options.name, service.model
-        self._parent = "" if adapter is None else service.options.name
-        self._adapter = None if adapter is None else service.engine.adapters[adapter]
-        self._started = datetime.fromtimestamp(service.created, UTC)
+    def __init__(self, described: Described, adapter: str | None = None) -> None:
+        self._described, self._resolved, self._served = described, described.resolved, adapter or described.name
+        self._parent = "" if adapter is None else described.name
+        self._adapter = None if adapter is None else described.adapters[adapter]
 
     @property
     def listed(self) -> Json:
@@ -96,40 +103,35 @@ class ModelFacts:
         return {
             **self._head,
             "modified_at": self._modified_at,
-            "size": self._core.loaded.memory["weights_bytes"] if self._adapter is None else self._adapter.num_bytes,
+            "size": self._resolved.weight_bytes if self._adapter is None else self._adapter.num_bytes,
             "digest": self._digest,
             "details": self._details,
         }
 
-    @property
-    def running(self) -> Json:
-        """The entry in /api/ps."""
-        memory, device = self._core.loaded.memory, self._core.loaded.config.device
-        size = memory["weights_bytes"] + memory["cache_bytes"]
+    def running(self, expires: datetime | None) -> Json:
+        """The entry in /api/ps. expires: when it is unloaded, if it is."""
+        size = self._resolved.weight_bytes + self._resolved.cache.num_bytes
         return {
             **self._head,
             "size": size,
             "digest": self._digest,
             "details": self._details,
-            "expires_at": written(self._started + FOR_EVER),
-            "size_vram": 0 if device == "cpu" else size,
-            "context_length": self._model.num_positions,
+            "expires_at": written(expires or datetime.now(UTC) + FOR_EVER),
+            "size_vram": 0 if self._resolved.config.device == "cpu" else size,
+            "context_length": self._resolved.longest_text,
         }
 
     @property
     def shown(self) -> Json:
         """The answer of /api/show. Its length is the configured one, and its words are what clients look for."""
-        parameters = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
-        writes = self._core.loaded.model_config.has_head
-        found = {"completion": writes, "tools": writes and self._model.has_template, "thinking": self._model.thinks}
-        found |= {"insert": writes and self._model.fills_in, "embedding": not writes}
+        parameters = {"num_ctx": self._resolved.longest_text, **self._described.defaults}
         return {
             "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self._served}\n",
             "parameters": "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in parameters.items()),
-            "template": (self._core.loaded.tokenizer and self._core.loaded.tokenizer.chat_template) or "",
+            "template": self._described.template,
             "details": self._details,
             "model_info": self._model_info,
-            "capabilities": [word for word, is_there in found.items() if is_there],
+            "capabilities": list(self._described.can),
             "modified_at": self._modified_at,
         }
 
@@ -140,52 +142,49 @@ class ModelFacts:
     @property
     def _digest(self) -> str:
         """A digest of the digests of the model's files, or of an adapter's bytes."""
-        if self._adapter is not None:
-            return self._adapter.digest.hex()
-        return sha256(json.dumps(dict(self._core.loaded.fingerprint), sort_keys=True).encode()).hexdigest()
+        return self._described.digest if self._adapter is None else self._adapter.digest
 
     @property
     def _modified_at(self) -> str:
         """The time of the model's file or folder; the server's start where it has none of that name."""
         try:
-            modified = datetime.fromtimestamp(Path(self._core.loaded.config.model).stat().st_mtime, UTC)
+            modified = Path(self._resolved.config.model).stat().st_mtime
         except OSError:
-            modified = self._started
-        return written(modified)
+            modified = self._described.created
+        return written(datetime.fromtimestamp(modified, UTC))
 
     @property
     def _details(self) -> Json:
-        loaded, family = self._core.loaded, self._core.loaded.model_config.family
+        model = self._resolved.model
         return {
             "parent_model": self._parent,
-            "format": "gguf" if [*loaded.fingerprint] == ["weights"] else "safetensors",  # one file has all
-            "family": family,
-            "families": [family],
-            "parameter_size": _counted(sum(count_parameters(loaded.model_config).values())),
+            "format": "gguf" if self._described.is_one_file else "safetensors",
+            "family": model.family,
+            "families": [model.family],
+            "parameter_size": _counted(sum(count_parameters(model).values())),
             "quantization_level": self._level,
         }
 
     @property
     def _level(self) -> str:
         """The scheme of the matrices; the bits of their numbers, where they stay as in the files; or a dtype."""
-        loaded = self._core.loaded
-        scheme = loaded.config.scheme
+        scheme, model = self._resolved.config.scheme, self._resolved.model
         if scheme.startswith("q"):
             return scheme.upper()
-        if find_scheme(scheme).keeps_codes and loaded.model_config.code_bits:
-            return f"{loaded.model_config.code_bits:.3g} bits"
-        return DTYPES[loaded.config.dtype]
+        if find_scheme(scheme).keeps_codes and model.code_bits:
+            return f"{model.code_bits:.3g} bits"
+        return DTYPES[self._resolved.config.dtype]
 
     @property
     def _model_info(self) -> Json:
         """Facts by GGUF's names. The length is the one that is configured, since clients ask for as much as it says."""
-        model = self._core.loaded.model_config
+        model = self._resolved.model
         family = model.family
         return {
             "general.architecture": family,
             "general.basename": self._served,
             "general.parameter_count": sum(count_parameters(model).values()),
-            f"{family}.context_length": self._model.num_positions,
+            f"{family}.context_length": self._resolved.longest_text,
             f"{family}.embedding_length": model.hidden_size,
             f"{family}.block_count": model.num_layers,
             f"{family}.feed_forward_length": model.intermediate_size,

@@ -9,6 +9,7 @@ process ends. A second one ends it now.
 import json
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,17 +56,44 @@ class Served:
         self.service = Service(engine, self.driver, self.admission, options, kept, self.batches, ROUTES)
         self.app = make_app(self.service)
         self.tools = set_tools(engine.tokenizer, options.tool_format) if engine.tokenizer is not None else None
+        self._observed = ExitStack()
+
+    def begin(self) -> None:
+        """Do what the first request would wait for, and begin to serve."""
+        use_engine(self.engine)  # before anything measures steps or counts tokens
+        self._observed.enter_context(self.engine.core.observed_by(self.pace))
+        self.driver.start()
+        if self.batches is not None:
+            self.batches.start()
+
+    def begin_to_end(self) -> None:
+        """Take no more requests."""
+        self.service.is_draining = True
+        if self.batches is not None:
+            self.batches.begin_to_stop()
+
+    def end(self) -> bool:
+        """End what still runs, and let go of the engine; return whether it lived to the end."""
+        if self.batches is not None:
+            self.batches.stop()
+        if has_stopped := self.driver.stop(GRACE_S):
+            self.engine.close()  # which waits for the end of a step; a step that hangs has no end
+        self._observed.close()
+        return has_stopped and not self.driver.has_failed
 
 
 def make_app(service: Service) -> Starlette:
     """Make the application: all routes, and errors in the form of each protocol."""
-    kinds = (ApiError, TokenmillError, ValidationError, HTTPException, EngineDied, Exception)
-    handlers: dict[Any, Any] = dict.fromkeys(kinds, _refuse)
     lines = [
         Endpoint(each.path, endpoint(service, each, each.do or generate), methods=[each.method])
         for each in service.routes
     ]
-    return Starlette(routes=lines, exception_handlers=handlers)
+    return Starlette(routes=lines, exception_handlers=handlers_of_errors())
+
+
+def handlers_of_errors() -> dict[Any, Any]:
+    """Return the handlers of an application: each error in the form of its path's protocol."""
+    return dict.fromkeys((ApiError, TokenmillError, ValidationError, HTTPException, EngineDied, Exception), _refuse)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -121,41 +149,30 @@ class Server(DrainingServer):
         self, engine: Engine, taken: socket.socket, options: Options, tell: Callable[[str], None] | None = None
     ) -> None:
         """Take a socket. tell: writes a line for each request. tools: see Served."""
-        self._engine, self._taken = engine, taken
-        served = Served(engine, options, self._end)
-        self._pace, self.driver, self.admission = served.pace, served.driver, served.admission
-        self._service, self._app, self._batches = served.service, served.app, served.batches
-        self.tools = served.tools
-        super().__init__(Guard(recorded(self._app, options.record), options, is_loopback(taken)), options, tell)
+        self._taken, self._served = taken, Served(engine, options, self._end)
+        self.driver, self.admission, self.tools = self._served.driver, self._served.admission, self._served.tools
+        app = Guard(recorded(self._served.app, options.record), options, is_loopback(taken))
+        super().__init__(app, options, tell)
 
     def serve_to_end(self) -> bool:
         """Serve; return whether the engine lived to the end."""
-        use_engine(self._engine)  # before anything measures steps or counts tokens
-        with self._engine.core.observed_by(self._pace):
-            self.driver.start()
-            if self._batches is not None:
-                self._batches.start()
-            try:
-                self.run(sockets=[self._taken])
-            finally:
-                if self._batches is not None:
-                    self._batches.stop()
-                if has_stopped := self.driver.stop(GRACE_S):
-                    self._engine.close()  # which waits for the end of a step; a step that hangs has no end
-        return has_stopped and not self.driver.has_failed
+        self._served.begin()
+        try:
+            self.run(sockets=[self._taken])
+        finally:
+            has_lived = self._served.end()
+        return has_lived
 
     @property
     def num_open(self) -> int:
         return self.admission.num_open
 
     def refuse_new(self) -> None:
-        self._service.is_draining = True
-        if self._batches is not None:
-            self._batches.begin_to_stop()
+        self._served.begin_to_end()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn.Server: connections are taken from here on."""
-        await use_routes(self._app)
+        await use_routes(self._served.app)
         await super().startup(sockets)
 
     def _end(self) -> None:

@@ -1,0 +1,1 @@
+"""`tokenmill serve`: a model, replicas of it, or several models as a service."""

@@ -1,0 +1,39 @@
+"""The two ends of a model's life in a server of several: its engine is made ready to serve, and let go of."""
+
+import gc
+import logging
+from collections.abc import Callable
+
+from tokenmill.engine.engine import Engine
+from tokenmill.errors import TokenmillError
+from tokenmill.serve.models.hosted import Hosted
+from tokenmill.serve.start.server import Served
+from tokenmill.weights.source import return_memory
+
+log = logging.getLogger(__name__)
+
+
+def served_of(hosted: Hosted, engine: Engine, on_failure: Callable[[], None]) -> Served:
+    """Serve an engine that was just loaded, with the template and the adapters of before."""
+    if hosted.setup.template is not None and engine.tokenizer is not None:
+        engine.tokenizer.use_template(hosted.setup.template)
+    for name, path in hosted.adapters.items():
+        try:
+            engine.load_adapter(name, path)
+        except TokenmillError as error:
+            log.warning("the adapter %s of %s is not there any more: %s", name, hosted.name, error)
+    served = Served(engine, hosted.setup.options, on_failure)
+    served.begin()
+    return served
+
+
+def unload(give_up: Callable[[], Served]) -> bool:
+    """End an engine and give its memory back; return whether it lived to the end. give_up: returns what nobody else
+    holds by then.
+    """
+    has_lived = give_up().end()
+    gc.unfreeze()  # the engine was among what was there when a model was loaded
+    gc.collect()
+    gc.freeze()
+    return_memory()
+    return has_lived

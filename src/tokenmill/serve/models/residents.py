@@ -1,0 +1,263 @@
+"""Which of several models are in memory: loaded for a request, unloaded when they are idle or another needs the room.
+
+One task loads and unloads, in the order in which models were asked for. Where there is no room, the model goes whose
+last request is the longest ago. A model that answers is waited for: it takes no further requests, and is unloaded when
+the last of its requests is done. So models that do not fit together take turns, and neither waits for ever. A turn
+lasts at least TURN times as long as the load took, lest loading takes most of the time.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as List
+from contextlib import asynccontextmanager
+
+from tokenmill.errors import TokenmillError
+from tokenmill.serve.http.errors import ApiError, EngineDied, QueueFull
+from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, UNLOADING, Hosted
+from tokenmill.serve.start.server import Served
+from tokenmill.units import size
+
+log = logging.getLogger(__name__)
+
+TURN = 3  # so that loading takes a quarter of the time at most, where models take turns
+RETRY_AFTER_S = 5
+
+Load = Callable[[Hosted, Callable[[], None]], Served]
+Unload = Callable[[Callable[[], Served]], bool]
+
+
+class Residents:
+    """The models of a server, used in the event loop alone. room_bytes: for all that are loaded at once.
+
+    load, unload: called in a thread; load gets what is to be called, in any thread, when the engine has failed. tell:
+    writes a line for each load. max_waiting: requests that wait for one model; more are refused with 429.
+    """
+
+    def __init__(
+        self,
+        hosted: List[Hosted],
+        room_bytes: int,
+        load: Load,
+        unload: Unload,
+        tell: Callable[[str], None] | None = None,
+        max_waiting: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.all, self.room_bytes, self._load, self._unload = list(hosted), room_bytes, load, unload
+        self._tell, self._max_waiting, self.clock = tell or (lambda _: None), max_waiting, clock
+        self._wanted: list[Hosted] = []
+        self._wake = asyncio.Event()
+        self.is_draining = False
+
+    @asynccontextmanager
+    async def using(self, hosted: Hosted, keep_alive_s: tuple[float | None] | None = None) -> AsyncIterator[Served]:
+        """Have a model loaded inside this context. keep_alive_s: how long it stays loaded from now on, if that is said.
+
+        QueueFull where many wait for it; ApiError 503 where it cannot be loaded.
+        """
+        if hosted.is_usable and hosted.served is not None:
+            served = hosted.served
+            hosted.users += 1
+        else:
+            served = await self._loaded(hosted)
+        if keep_alive_s is not None:
+            (hosted.keep_alive_s,) = keep_alive_s
+        try:
+            yield served
+        finally:
+            self._release(hosted)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model."""
+        return sum(len(each.waiters) for each in self.all)
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the models that are loaded, by their plans."""
+        return sum(each.setup.num_bytes for each in self.all if each.state != UNLOADED)
+
+    def unload_soon(self, hosted: Hosted) -> None:
+        """Unload a model when its requests are done."""
+        hosted.is_leaving = True
+        self._wake.set()
+
+    def refuse_new(self) -> None:
+        """Take no more requests. It may be called from any thread."""
+        self.is_draining = True
+        for each in self.all:
+            if (served := each.served) is not None:
+                served.begin_to_end()
+
+    async def run(self) -> None:
+        """Load and unload, until this is cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                if self._wanted:
+                    await self._bring(self._wanted[0])
+                elif (due := self._due()) is not None:
+                    await self._remove(due)
+                else:
+                    await self._woken(self._until_next())
+            except Exception:  # what loads and unloads must go on for the other models
+                log.exception("a model cannot be unloaded")
+
+    def close(self) -> bool:
+        """Unload all, when the event loop has ended; return whether no engine has failed."""
+        have_lived = [self._unload(each.give_up) for each in self.all if each.served is not None]
+        return all(have_lived)
+
+    # ---- requests
+
+    async def _loaded(self, hosted: Hosted) -> Served:
+        """Wait until the model is loaded. Its user is counted by then."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if len(hosted.waiters) >= self._max_waiting:
+            raise QueueFull(1, 0, RETRY_AFTER_S)
+        waiter: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        hosted.waiters.append(waiter)
+        if hosted not in self._wanted:
+            self._wanted.append(hosted)
+        self._wake.set()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._release(hosted)  # it came in the same moment
+            raise
+        finally:
+            if waiter in hosted.waiters:
+                hosted.waiters.remove(waiter)
+
+    def _release(self, hosted: Hosted) -> None:
+        hosted.users -= 1
+        hosted.used_s = self.clock()
+        self._wake.set()
+
+    def _admit(self, hosted: Hosted) -> None:
+        """Hand the loaded model to all who wait for it."""
+        assert hosted.served is not None, "it is loaded"
+        while hosted.waiters:
+            waiter = hosted.waiters.popleft()
+            if not waiter.done():
+                hosted.users += 1
+                waiter.set_result(hosted.served)
+
+    # ---- the task that loads and unloads
+
+    async def _bring(self, hosted: Hosted) -> None:
+        """Load a model for those who wait for it, and make room for it before."""
+        try:
+            if hosted.state == LOADED and hosted.is_leaving:
+                await self._remove(hosted)
+            if hosted.state != LOADED:
+                await self._make_room(hosted)
+                if not hosted.waiters:
+                    return  # they have gone meanwhile
+                await self._read(hosted)
+            self._admit(hosted)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  (those who wait hear of it; the others go on)
+            log.error("%s cannot be loaded: %s", hosted.name, error)
+            self._refuse(hosted, error)
+        finally:
+            self._wanted.remove(hosted)
+
+    def _refuse(self, hosted: Hosted, error: Exception) -> None:
+        said = str(error) if isinstance(error, TokenmillError) else f"a fault of the server: {type(error).__name__}"
+        said = said.replace(f"{hosted.setup.engine.model}", hosted.name)  # what lies where is nobody's business
+        while hosted.waiters:
+            waiter = hosted.waiters.popleft()
+            if not waiter.done():
+                message = f"the model {hosted.name!r} cannot be loaded: {said}"
+                waiter.set_exception(ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
+
+    async def _read(self, hosted: Hosted) -> None:
+        hosted.state, hosted.is_leaving, hosted.has_failed = LOADING, False, False
+        begun_s, loop = self.clock(), asyncio.get_running_loop()
+
+        def failed() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(self._failed, hosted)
+
+        try:
+            hosted.served = await asyncio.to_thread(self._load, hosted, failed)
+        finally:
+            hosted.state = UNLOADED if hosted.served is None else LOADED
+        hosted.loaded_s = hosted.used_s = self.clock()
+        hosted.took_s, hosted.num_loads = hosted.loaded_s - begun_s, hosted.num_loads + 1
+        self._tell(f"{hosted.name} is loaded ({hosted.took_s:.2f} s, {size(hosted.setup.num_bytes)})")
+
+    def _failed(self, hosted: Hosted) -> None:
+        """Note that an engine has failed: it is unloaded, and the next request loads the model anew."""
+        hosted.has_failed = True
+        self.unload_soon(hosted)
+
+    async def _make_room(self, hosted: Hosted) -> None:
+        while self.used_bytes + hosted.setup.num_bytes > self.room_bytes and hosted.waiters:
+            there = [each for each in self.all if each.state == LOADED]
+            if not there:
+                return  # alone it may try; what does not fit is refused while it is loaded
+            last = min(there, key=lambda each: (each.users > 0, each.keep_alive_s is None, each.used_s))
+            left_s = last.loaded_s + TURN * last.took_s - self.clock()
+            if last.users and not last.is_leaving and left_s > 0:
+                await self._until(lambda: any(not each.users for each in there), left_s)  # noqa: B023  (awaited here)
+            else:
+                await self._remove(last)
+
+    async def _remove(self, hosted: Hosted) -> None:
+        """Unload a model when its users are done."""
+        hosted.is_leaving = True
+        await self._until(lambda: not hosted.users)
+        hosted.note()
+        hosted.state = UNLOADING
+        begun_s = self.clock()
+        try:
+            await asyncio.to_thread(self._unload, hosted.give_up)
+        finally:
+            hosted.state, hosted.is_leaving = UNLOADED, False
+        self._tell(f"{hosted.name} is unloaded ({self.clock() - begun_s:.2f} s)")
+
+    async def _until(self, is_so: Callable[[], bool], within_s: float | None = None) -> None:
+        """Wait until something is so, which may change whenever this is woken."""
+        ends_s = None if within_s is None else self.clock() + within_s
+        while not is_so() and (ends_s is None or self.clock() < ends_s):
+            self._wake.clear()
+            await self._woken(None if ends_s is None else max(ends_s - self.clock(), 0))
+
+    async def _woken(self, within_s: float | None) -> None:
+        """Wait until something has changed, at most so long."""
+        with contextlib.suppress(TimeoutError):  # not asyncio.wait_for, which Python 3.11 may let a cancellation lose
+            async with asyncio.timeout(within_s):
+                await self._wake.wait()
+
+    # ---- idle models
+
+    def _idle(self) -> Iterator[tuple[float, Hosted]]:
+        for each in self.all:
+            if each.state == LOADED and not each.users:
+                expires_s = each.used_s if each.is_leaving else each.expires_s
+                if expires_s is not None:
+                    yield expires_s, each
+
+    def _due(self) -> Hosted | None:
+        """Find a model whose time is over."""
+        return next((each for expires_s, each in self._idle() if expires_s <= self.clock()), None)
+
+    def _until_next(self) -> float | None:
+        """Compute the seconds until the next model is due; None without one."""
+        return min((max(expires_s - self.clock(), 0.0) for expires_s, _ in self._idle()), default=None)
+
+
+def died(hosted: List[Hosted]) -> EngineDied | None:
+    """Return the error of an engine that hangs, if one does. One that has failed is loaded anew."""
+    for each in hosted:
+        if each.served is not None and each.served.driver.is_hung:
+            return EngineDied(f"the engine of {each.name} hangs: a step takes much longer than any before it")
+    return None

@@ -1,0 +1,64 @@
+"""Servers of several tiny models: one of words, one of bytes, and one of words whose text differs."""
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from tests.byte_model import save_byte_model
+from tests.serve.conftest import SETTINGS
+from tests.word_model import save_chat_model
+from tokenmill.cli.serve.several import residents_of
+from tokenmill.serve.http.address import Address, listen
+from tokenmill.serve.models.hosted import ModelSetup
+from tokenmill.serve.models.server import ModelsServer
+from tokenmill.serve.start.options import Options
+from tokenmill.settings.engine_config import EngineConfig
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory):
+    """Directories of models, by their names."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "words": str(save_chat_model(folder / "w")),
+        "bytes": str(save_byte_model(folder / "bytes", context=256)),
+        "other": str(save_chat_model(folder / "o", tiny="qwen2")),
+    }
+
+
+@contextmanager
+def several(paths, room=3, settings=None, options=None, keep_alive_s=None, max_waiting=64, tell=None):
+    """A server of several models, of which `room` fit together; it is drained at the end."""
+    taken = listen(Address(port=0))
+    common = Options("", drain_s=10.0, **(options or {}))
+    config = EngineConfig(**(SETTINGS | (settings or {})))
+    own = {name: common.session_dir and common.session_dir / name for name in paths}  # as the verb has it
+    setups = [
+        ModelSetup(
+            replace(config, model=path), replace(common, name=name, session_dir=own[name]), None, keep_alive_s, 1
+        )
+        for name, path in paths.items()
+    ]
+    residents = residents_of(setups, room, max_waiting, quiet=True)
+    server = ModelsServer(residents, taken, replace(common, name=next(iter(paths))), tell)
+    server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    thread = threading.Thread(target=server.serve_to_end, daemon=True)
+    thread.start()
+    while thread.is_alive() and not server.started:
+        time.sleep(0.001)
+    try:
+        with httpx2.Client(base_url=server.url, timeout=120, trust_env=False, verify=False) as server.http:
+            yield server
+    finally:
+        server.drain()
+        thread.join(120)
+        assert not thread.is_alive(), "the server does not end"
+
+
+def loaded(server):
+    """The names of the models that are in memory."""
+    return [each.name for each in server.residents.all if each.state == "loaded"]
