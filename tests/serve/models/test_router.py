@@ -173,7 +173,14 @@ def test_a_request_of_ollama_says_how_long_its_model_stays(server):
     [
         *((None, None), ("", None), (True, None), ("soon", None), ([5], None)),
         *((0, (0.0,)), ("0", (0.0,)), (-1, (None,)), ("-1m", (None,)), (30, (30.0,)), ("30", (30.0,))),
-        *(("5m", (300.0,)), ("1h30m", (5400.0,)), ("1.5s", (1.5,)), ("250ms", (0.25,))),
+        *(
+            ("5m", (300.0,)),
+            ("1h30m", (5400.0,)),
+            ("1.5s", (1.5,)),
+            ("250ms", (0.25,)),
+            (1e300, (None,)),
+            (float("nan"), (None,)),
+        ),
     ],
 )
 def test_durations(given, seconds):

@@ -143,16 +143,9 @@ def read_idle(given: str | None) -> float | None:
     """Read how long an idle model stays loaded, in seconds; None for ever. ConfigError for another text."""
     from tokenmill.serve.ollama.names import keep_alive_s
 
-    if (found := keep_alive_s(_number(given or "5m"))) is None:
+    if (found := keep_alive_s("5m" if given is None else given.strip() or "?")) is None:
         raise ConfigError("keep_alive", given, "seconds, or a duration such as 5m; negative: for ever", "--keep-alive")
     return found[0]
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def setups_of(

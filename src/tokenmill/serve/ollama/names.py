@@ -92,13 +92,14 @@ def unloads(keep_alive: float | str | None) -> bool:
     return keep_alive == 0
 
 
+FOR_EVER_S = 100 * 365 * 86400.0
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 PARTS = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)?", re.ASCII)
 
 
 def keep_alive_s(given: Any) -> tuple[float | None] | None:
     """Read how long a model is to stay loaded, in seconds, in a tuple: (None,) is for ever, which a negative duration
-    stands for. None where that is not said, or is no duration, which `unloads` refuses.
+    stands for, or one of a century. None where that is not said, or is no duration, which `unloads` refuses.
     """
     if given is None or given == "" or isinstance(given, bool):
         return None
@@ -109,7 +110,7 @@ def keep_alive_s(given: Any) -> tuple[float | None] | None:
         seconds = -seconds if given.startswith("-") else seconds
     else:
         return None
-    return (None,) if seconds < 0 else (seconds,)
+    return (seconds,) if 0 <= seconds < FOR_EVER_S else (None,)
 
 
 def take_options(options: Mapping[str, Any], ask: Ask, num_positions: int) -> Json:
