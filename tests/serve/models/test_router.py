@@ -234,9 +234,13 @@ def test_sessions_are_of_one_model(paths, tmp_path):
         saved = server.http.post("/v1/sessions/talk/save", json={"model": "other", "prompt": PROMPTS[2]})
         assert saved.status_code == 200, saved.text
         assert complete(server, "words", "w1").status_code == 200
-        assert server.http.post("/v1/sessions/talk/restore").status_code == 404
-        found = server.http.post("/v1/sessions/talk/restore?model=other")
+        assert server.http.post("/v1/sessions/talk/restore?model=words").status_code == 404
+        assert loaded(server) == ["words"]
+        found = server.http.post("/v1/sessions/talk/restore")
         assert found.status_code == 200 and found.json()["tokens"] == saved.json()["tokens"], found.text
+        assert loaded(server) == ["other"]
+        assert server.http.post("/v1/sessions/..%2Fx/erase").status_code in (400, 404)
+        assert server.http.post("/v1/sessions/talk/erase").status_code == 200
 
 
 def test_adapters_come_back_with_their_model(paths, tmp_path):

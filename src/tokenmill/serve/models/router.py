@@ -23,7 +23,7 @@ from tokenmill.serve.facts.status import card, listed
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.metrics import merged
-from tokenmill.serve.loop.service import Call, read_json
+from tokenmill.serve.loop.service import Call, read_json, tenant_of
 from tokenmill.serve.messages.parse import FOREIGN
 from tokenmill.serve.models.hosted import LOADED, UNLOADED, Hosted
 from tokenmill.serve.models.residents import Residents, died
@@ -32,6 +32,7 @@ from tokenmill.serve.ollama.routes import ModelFacts, pulled, tags_of, version
 from tokenmill.serve.protocols import OLLAMA, Route
 from tokenmill.serve.request.fields import LATEST, nearest
 from tokenmill.serve.routes import ROUTES
+from tokenmill.serve.sessions.sessions import session_path
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import handlers_of_errors
 from tokenmill.units import counted
@@ -42,6 +43,7 @@ NO_VIEW: Json = {"block_size": 0, "blocks": "", "running": 0, "waiting": 0, "tex
 NONE_HELD = {"texts": 0, "blocks": 0}
 SHOWN = 20  # names in a refusal
 KEPT = ("/v1/files", "/v1/batches")  # what one engine alone keeps
+SESSIONS = "/v1/sessions/"
 
 Do = Callable[[Request], Awaitable[Any]]
 
@@ -93,7 +95,10 @@ class Router:
             raise ApiError(404, "a server of several models keeps no files and batches", code="no_batches")
         given = await read_json(request, route) if route.body is not None else None
         named = given if isinstance(given, dict) else request.query_params
-        hosted = self._find(named.get("model"), is_ollama=route.protocol is OLLAMA)
+        if route.path.startswith(SESSIONS) and route.body is None and "model" not in named:
+            hosted = await asyncio.to_thread(self._of_session, request)
+        else:
+            hosted = self._find(named.get("model"), is_ollama=route.protocol is OLLAMA)
         keep_alive = keep_alive_s(named.get("keep_alive")) if route.protocol is OLLAMA else None
         async with AsyncExitStack() as stack:
             using = self._residents.using(hosted, keep_alive)
@@ -124,6 +129,13 @@ class Router:
             raise ApiError(404, f"model {brief(name)} not found: there is {there}{more}{hint}")
         message = f"the model {brief(name)} is not served here; there is {there}{more}{hint}"
         raise ApiError(404, message, "model", "model_not_found")
+
+    def _of_session(self, request: Request) -> Hosted:
+        """Find the model for which a session was saved; the first one where there is none of that name."""
+        tenant, name = tenant_of(request), request.path_params["name"]
+        folders = [(each, each.setup.options.session_dir) for each in self._all]
+        places = [(each, session_path(folder, tenant, name)) for each, folder in folders if folder is not None]
+        return next((each for each, path in places if path.exists()), self._all[0])
 
     async def _described(self) -> list[Described]:
         return list(await asyncio.gather(*(asyncio.to_thread(each.describe) for each in self._all)))

@@ -91,10 +91,15 @@ class Sessions:
         raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
 
     def _path(self, tenant: bytes, name: str) -> Path:
-        if not NAME.fullmatch(name):
-            allowed = "letters, digits, '.', '_' and '-', at most 64, and no '.' first"
-            raise ApiError(400, f"{name!r} is no name of a session: {allowed}", "name")
-        return self._directory / (tenant.hex() or "open") / f"{name}.kv"
+        return session_path(self._directory, tenant, name)
+
+
+def session_path(directory: Path, tenant: bytes, name: str) -> Path:
+    """Return where the session of a key lies. ApiError for what is no name of one."""
+    if not NAME.fullmatch(name):
+        allowed = "letters, digits, '.', '_' and '-', at most 64, and no '.' first"
+        raise ApiError(400, f"{name!r} is no name of a session: {allowed}", "name")
+    return directory / (tenant.hex() or "open") / f"{name}.kv"
 
 
 def _notes(tenant: bytes, name: str) -> Json:

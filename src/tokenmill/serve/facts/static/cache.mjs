@@ -7,9 +7,9 @@ const EVERY_MS = 1000;
 const KINDS = { f: "--free", k: "--kept", u: "--used", s: "--shared" }; // as /v1/cache calls the states of blocks
 
 export class CacheView {
-  // titleOf(id): of the conversation that an answer belongs to. tell(view): after each look, null if the server does not answer.
-  constructor(titleOf, tell) {
-    Object.assign(this, { titleOf, tell, details: document.getElementById("cache-details"), map: document.getElementById("cache-map") });
+  // about(path): for the model that is chosen. titleOf(id): of the conversation that an answer belongs to. tell(view): after each look, null if the server does not answer.
+  constructor(about, titleOf, tell) {
+    Object.assign(this, { about, titleOf, tell, details: document.getElementById("cache-details"), map: document.getElementById("cache-map") });
     new ResizeObserver(() => this.seen && this.#drawMap(this.seen.blocks)).observe(this.map);
     this.#loop();
   }
@@ -23,7 +23,7 @@ export class CacheView {
 
   async look() {
     try {
-      this.seen = await ask("/v1/cache");
+      this.seen = await ask(this.about("/v1/cache"));
       this.tell(this.seen);
       if (this.details.open && this.map.offsetParent !== null) this.#draw(this.seen);
     } catch (error) {

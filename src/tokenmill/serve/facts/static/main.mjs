@@ -8,6 +8,7 @@ import { addTurn, fork, goTo, hasEnded, messages, newConversation, read, rename 
 import { isComposing } from "./element.mjs";
 import { exportConversations, readFile } from "./files.mjs";
 import { ConversationList, titleOf } from "./list.mjs";
+import { Models } from "./models.mjs";
 import { hideTip } from "./probabilities.mjs";
 import { keyOfServer, sampling, systemMessage, watch } from "./settings.mjs";
 import { Store, storage, tabStorage } from "./store.mjs";
@@ -17,7 +18,8 @@ const $ = (id) => document.getElementById(id);
 const OPEN = "tokenmill.open"; // what this tab shows, and what is typed in it, over a reload
 
 const named = new Map(); // id of an answer on the server → its conversation
-let model, limit, isGone = false, isBeingHeard = false;
+let isGone = false, isBeingHeard = false;
+const models = new Models(() => { draw(); cache.look(); });
 
 const store = new Store({ changed: heard, removed: removedElsewhere }, tellOfRoom);
 let current = store.conversations.get(recalled().id) ?? (recalled().message ? null : newest()) ?? newConversation();
@@ -30,7 +32,7 @@ const turns = new TurnList($("turns"), {
   leaveOut,
   fork: (turn) => adopt(fork(current, turn)),
   go: (turn) => { goTo(current, turn); store.save(current); draw(); },
-  isFull: (turn) => isFull(current, turn, limit),
+  isFull: (turn) => isFull(current, turn, models.limit),
 });
 const list = new ConversationList($("conversation-list"), {
   open, keep, remove,
@@ -69,7 +71,7 @@ function draw() {
   $("stop").hidden = !isBusy;
   document.title = current.leaf === null ? "tokenmill" : `${titleOf(current)} · tokenmill`;
   const last = current.turns[current.leaf];
-  if (!last || hasEnded(last) || !isBeingHeard) context.show(current, systemMessage(), limit);
+  if (!last || hasEnded(last) || !isBeingHeard) context.show(current, systemMessage(), models);
 }
 
 // Another tab has written something. While it writes an answer, that is each second.
@@ -102,7 +104,7 @@ function remove(one) {
 async function keep(one) {
   try {
     if (one.kept) await ask(`/v1/sessions/${one.id}/erase`, {});
-    else await ask(`/v1/sessions/${one.id}/save`, { messages: messages(read(one, one.leaf), systemMessage()) }, 600);
+    else await ask(`/v1/sessions/${one.id}/save`, { model: models.id, messages: messages(read(one, one.leaf), systemMessage()) }, 600);
     one.kept = !one.kept;
   } catch (error) {
     if (error.status === 404) one.kept = false;
@@ -164,7 +166,7 @@ function answer(asked, from = null, since = undefined) {
   else if (from?.since) turn.since = from.since;
   if (!from?.content || from.tokens?.length) turn.tokens = [...(from?.tokens ?? [])]; // of all its text, or none
   const said = read(conversation, turn.id).slice(0, from ? undefined : -1), more = from ? { add_generation_prompt: false, continue_final_message: true } : {};
-  answers.write(conversation, turn, { model, messages: messages(said, systemMessage()), stream: true, stream_options: { include_usage: true }, ...more, ...settings });
+  answers.write(conversation, turn, { model: models.id, messages: messages(said, systemMessage()), stream: true, stream_options: { include_usage: true }, ...more, ...settings });
   store.save(conversation);
   draw();
   $("turns").scrollTop = $("turns").scrollHeight;
@@ -173,7 +175,7 @@ function answer(asked, from = null, since = undefined) {
 async function leaveOut(turn) {
   const from = turn.content ? turn : null;
   try {
-    const since = await firstThatFits(current, from ? turn.id : turn.parent, systemMessage(), limit);
+    const since = await firstThatFits(current, from ? turn.id : turn.parent, systemMessage(), models);
     if (since) answer(turn.parent, from, since.id);
   } catch (error) {
     notice(error.message);
@@ -262,9 +264,7 @@ function wantKey() {
 
 async function greet() {
   try {
-    const [{ id, max_model_len: most }] = (await ask("/v1/models")).data;
-    [model, limit] = [id, most];
-    $("model").textContent = `${id}, ${most.toLocaleString("en")} tokens`;
+    models.take((await ask("/v1/models")).data);
     notice("");
     draw();
   } catch (error) {
@@ -273,13 +273,13 @@ async function greet() {
   }
 }
 
-const cache = new CacheView((id) => (named.has(id) ? titleOf(named.get(id)) : undefined), (seen, error) => {
+const cache = new CacheView((path) => models.about(path), (id) => (named.has(id) ? titleOf(named.get(id)) : undefined), (seen, error) => {
   const isBack = isGone && !error;
   isGone = error?.status === 0;
   $("load").textContent = seen ? `${seen.running} running, ${seen.waiting} waiting` : "";
   $("gone").hidden = !isGone;
   if (isGone) $("gone").textContent = `${error.message[0].toUpperCase()}${error.message.slice(1)}. What stands here stays; this page goes on when it is back.`;
-  if (isBack || (seen && !limit)) greet(); // it may be another model
+  if (isBack || (seen && !models.limit)) greet(); // it may be another model
 });
 watch((id) => {
   document.documentElement.dataset.theme = $("theme").value;
