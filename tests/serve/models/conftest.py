@@ -34,7 +34,7 @@ def paths(tmp_path_factory):
 def several(paths, room=3, settings=None, options=None, keep_alive_s=None, max_waiting=64, tell=None):
     """A server of several models, of which `room` fit together; it is drained at the end."""
     taken = listen(Address(port=0))
-    common = Options("", drain_s=10.0, **(options or {}))
+    common = Options("", drain_s=10.0, may_go=True, **(options or {}))
     config = EngineConfig(**(SETTINGS | (settings or {})))
     own = {name: common.session_dir and common.session_dir / name for name in paths}  # as the verb has it
     setups = [

@@ -9,6 +9,7 @@ COMMANDS = (
     Named("llama-completion -m FILE -p TEXT", "tokenmill generate FILE -p TEXT"),
     Named("llama-server -m FILE", "tokenmill serve FILE", "port 8000, and 8080 there"),
     Named("llama-server -np 8 -c 16384", "tokenmill serve --parallel 8 -c 2048", "there `-c` is for all together"),
+    Named("llama-server --models-dir DIR", "tokenmill serve DIR", "each is loaded when it is asked for"),
     Named("llama-bench -m FILE", "tokenmill bench FILE", "`--tests pp512,tg128` has its names"),
     Named("llama-batched-bench", "tokenmill bench --batch 1,4,16"),
     Named("llama-perplexity -f TEXT", "tokenmill eval perplexity FILE TEXT"),
@@ -86,6 +87,10 @@ OPTIONS = (
     Named("--ssl-cert-file", "--ssl-certfile"),
     Named("--alias", "--served-model-name"),
     Named("--metrics", "-", note="always on"),
+    Named("--models-dir", "MODEL", "a folder of models"),
+    Named("--models-max", "--memory", "as many as fit into it"),
+    Named("--models-preset", "MODEL", "`preset:NAME`, out of presets.toml"),
+    Named("--sleep-idle-seconds", "--keep-alive"),
     Named("--timeout", "--timeout-keep-alive", "a request's own deadline is its field `timeout`"),
     Named("--offline"),
 )

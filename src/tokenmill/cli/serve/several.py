@@ -177,7 +177,7 @@ def setups_of(
         fitted, num_bytes = _fitted(each, engine, model, weights, cache, available)
         given = options_of(each.values)
         folder = given.session_dir and given.session_dir / quote(each.name, safe="")
-        options = replace(given, name=each.name, session_dir=folder, batch_dir=None)
+        options = replace(given, name=each.name, session_dir=folder, batch_dir=None, may_go=True)
         template = each.values["chat_template"]
         text = None if template is None else read_template(template)
         setups.append(ModelSetup(fitted, options, text, read_idle(each.values["idle"]), num_bytes))

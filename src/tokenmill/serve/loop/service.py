@@ -55,7 +55,8 @@ class Service:
     def __post_init__(self) -> None:
         loaded = self.engine.core.loaded
         self.fingerprint = system_fingerprint(loaded)
-        self.model = Model(loaded, self.options.name, self.options.is_strict, self.engine.core.adapters)
+        options = self.options
+        self.model = Model(loaded, options.name, options.is_strict, self.engine.core.adapters, options.may_go)
         of_all = self.engine.core.adapter(None)
         for name, adapter in self.engine.adapters.items():
             if adapter is not of_all and self.model.is_own(name):

@@ -72,7 +72,7 @@ def parse_chat(body: OllamaChatBody, model: Model) -> Ask | Json:
     """Read a conversation; without messages, the whole answer, which says that the model is loaded."""
     arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
     if not body.messages:
-        return loaded(body.model, {"message": {"role": "assistant", "content": ""}}, wants_unload)
+        return loaded(body.model, {"message": {"role": "assistant", "content": ""}}, wants_unload, model.may_go)
     if not model.has_template:
         raise ApiError(400, f'"{body.model}" does not support chat: it has no chat template. {PLAIN}', "messages")
     ask, calls = Ask(stream=body.stream, defaults=OLLAMA), _Calls()
@@ -90,7 +90,7 @@ def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
     """Read a prompt: a conversation of one turn, or a plain prompt without a template."""
     arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
     if not body.prompt:
-        return loaded(body.model, {"response": ""}, wants_unload)
+        return loaded(body.model, {"response": ""}, wants_unload, model.may_go)
     _check_generate(body, model)
     ask = Ask(stream=body.stream, defaults=OLLAMA)
     named = _fields(body, ask, model)

@@ -225,10 +225,14 @@ class _Said:
         return bool(self.text or self.thinking or self.calls)
 
 
-def loaded(model: str, fields: Json, wants_unload: bool) -> Json:
-    """Make the answer to a request that asks for no text, but whether the model is loaded. fields: of text."""
+def loaded(model: str, fields: Json, wants_unload: bool, may_go: bool) -> Json:
+    """Make the answer to a request that asks for no text, but whether the model is loaded. fields: of text. may_go: a
+    server of several models unloads it.
+    """
     head = {"model": model, "created_at": now(), **fields, "done": True}
-    return head | ({"done_reason": "unload", "warnings": [STAYS]} if wants_unload else {"done_reason": "load"})
+    if not wants_unload:
+        return head | {"done_reason": "load"}
+    return head | {"done_reason": "unload"} | ({} if may_go else {"warnings": [STAYS]})
 
 
 def _arguments(text: str) -> Json | None:

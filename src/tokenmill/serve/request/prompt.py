@@ -35,11 +35,18 @@ _words: WeakKeyDictionary[Tokenizer, list[str]] = WeakKeyDictionary()
 
 class Model:
     """The model, as far as a parser must know it. name: to clients. is_strict: unknown fields are refused. adapters:
-    the names of those that are loaded, which clients name as models.
+    the names of those that are loaded, which clients name as models. may_go: the server unloads it when it is idle.
     """
 
-    def __init__(self, loaded: LoadedModel, name: str, is_strict: bool, adapters: Adapters | None = None) -> None:
-        self.loaded, self.name, self.is_strict = loaded, name, is_strict
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        name: str,
+        is_strict: bool,
+        adapters: Adapters | None = None,
+        may_go: bool = False,
+    ) -> None:
+        self.loaded, self.name, self.is_strict, self.may_go = loaded, name, is_strict, may_go
         self._adapters = adapters
 
     @property

@@ -23,7 +23,7 @@ class Options:
     kept; without it they are refused. max_file: bytes of one file that a client sends. max_stored: bytes of all files
     of all clients, beyond which further files are refused. tool_format: how the model writes calls of functions; auto:
     as its chat template says. record: a file to which the requests are appended. lora_folder: clients may load adapters
-    that lie in it; None: none.
+    that lie in it; None: none. may_go: the model is one of several, and unloaded when it is idle.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Options:
     tool_format: str = "auto"
     record: Path | None = None
     lora_folder: Path | None = None
+    may_go: bool = False
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)  # refuses one out of range
