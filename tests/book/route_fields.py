@@ -55,6 +55,7 @@ FIELDS = {
     "stop_token_ids": "Ids that end the output.",
     "store": "Nothing is stored, whatever it says.",
     "stream": "Answer piece by piece.",
+    "return_progress": "Events of a stream that tell how far the prompt is, as llama.cpp has them.",
     "stream_options": "`include_usage`: usage in a last chunk; `continuous_usage_stats`: in every one.",
     "use_beam_search": "Answer with the `n` likeliest texts, found by beam search.",
     "length_penalty": "Of a beam search: the exponent of the length by which the score of a text is divided.",

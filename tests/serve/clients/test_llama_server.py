@@ -25,7 +25,7 @@ test_chat_completion.py
  - logprobs, logprobs_stream: test_log_probabilities_of_an_answer
  - logit_bias: test_a_bias_keeps_tokens_out
  - context_size_exceeded and its stream: test_a_context_is_not_shifted
- - return_progress, verbose_debug: WITHOUT_EFFECT
+ - return_progress: tests/serve/loop/test_progress.py; verbose_debug: WITHOUT_EFFECT
  - chat_completions_multiple_choices: test_several_answers
 test_tokenize.py (tokenize_detokenize, tokenize_with_pieces): test_tokens_and_back
 test_ctx_shift.py: test_a_context_is_not_shifted
@@ -253,7 +253,6 @@ WITHOUT_EFFECT = {
     "post_sampling_probs": True,
     "backend_sampling": True,
     "response_fields": ["content"],
-    "return_progress": True,
     "verbose": True,
     "cache_prompt": False,
     "id_slot": 0,
@@ -266,7 +265,7 @@ def test_what_is_not_here_is_said(http, quiet):
     assert done["warnings"] == [f"unknown field {name!r} is ignored" for name in WITHOUT_EFFECT]
 
 
-ABSENT = """/completion /completions /chat/completions /infill /apply-template /slots /props /v1/rerank
+ABSENT = """/completion /completions /chat/completions /apply-template /slots /props
 /lora-adapters /v1/stream /v1/chat/completions/input_tokens""".split()
 
 

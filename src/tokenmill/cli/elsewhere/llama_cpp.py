@@ -115,6 +115,7 @@ FIELDS = (
     Named("response_format"),
     Named("n_cmpl"),
     Named("return_tokens"),
+    Named("return_progress"),
     Named("n_probs", "logprobs"),
     Named("cache_prompt, id_slot", note="the cache changes no text"),
     Named("top_n_sigma"),

@@ -19,7 +19,7 @@ from tokenmill.value_reader import brief
 
 IGNORED = frozenset(
     """id_slot cache_prompt samplers t_max_prompt_ms n_probs n_keep n_discard min_keep post_sampling_probs
-    timings_per_token return_progress return_tokens response_fields speculative.n_max speculative.n_min
+    timings_per_token return_tokens response_fields speculative.n_max speculative.n_min
     speculative.p_min n_cache_reuse""".split()
 )
 """llama.cpp's options that say how it computes, or what else it tells; nothing of the text depends on them here."""
@@ -47,6 +47,7 @@ class InfillBody(Settings):
     input_extra: ListOf[dict[str, Any]] = Field(default_factory=list)
     prompt: str = ""
     stream: bool = False
+    return_progress: bool = False
     max_tokens: Whole | None = also("max_tokens", *SETTINGS["max_new_tokens"].http_aliases)
     n_indent: Annotated[int, Field(ge=0)] = 0
     t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0

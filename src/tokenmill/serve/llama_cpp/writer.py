@@ -86,6 +86,10 @@ class InfillWriter(Writer):
         if text.is_over:
             yield self._final(piece.index) | {"content": ""}
 
+    @property
+    def _progress_chunk(self) -> Json:
+        return {"index": 0, "content": "", "tokens": [], "stop": False}
+
     def _pass_over(self, piece: Piece) -> None:
         self._texts[piece.index].take(piece)
 

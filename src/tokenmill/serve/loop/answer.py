@@ -25,6 +25,7 @@ from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.beams import check_search, searched
 from tokenmill.serve.request.prepare import Prepared, prepare
+from tokenmill.serve.request.progress import Progress
 from tokenmill.serve.request.writer import Writer, with_adapter
 
 MAX_TEXTS = 1024  # of one request
@@ -174,8 +175,10 @@ class EventStream(Response):
         service, request = self._work.service, self._work.request
         with service.admission.slots(self._work.num_slots, self._work.ask.tenant):
             prepared, form = await unless_disconnected(request, self._work.begin())
-            steps, written = service.driver.pieces(prepared.request, form.id), resumption_of(scope)
-            events = _events(steps, form, prepared.request.sequences, written)
+            progress, written = Progress(prepared.request.sequences), resumption_of(scope)
+            has_moved = progress.has_moved if self._work.ask.wants_progress else bool
+            steps = service.driver.pieces(prepared.request, form.id, has_moved)
+            events = _events(steps, form, prepared.request.sequences, written, progress)
             begun = None if written is None else Update(begun={**form.begun, "seed": self._work.ask.seed})
             scope.setdefault("state", {}).update({ANSWER_ID: form.id, PING: form.keep_alive})
             with suppress(Disconnected):
@@ -192,7 +195,11 @@ class EventStream(Response):
 
 
 async def _events(
-    steps: AsyncGenerator[list[Piece], None], form: Writer, sequences: list[Sequence], written: Resumption | None
+    steps: AsyncGenerator[list[Piece], None],
+    form: Writer,
+    sequences: list[Sequence],
+    written: Resumption | None,
+    progress: Progress,
 ) -> Events:
     """Yield the bytes that are written for each step, and others whenever nothing has come for a while.
 
@@ -207,17 +214,23 @@ async def _events(
     try:
         if (written is None or not written.is_opened) and (opening := b"".join(map(form.event, form.opening()))):
             yield opening, update(is_opened=True)
+        is_due = form.wants_progress and (written is None or not written.is_opened)
+        if is_due:
+            yield form.progress(progress.told(0)), update()
         async with aclosing(steps):
             async for new in steps:
                 pieces = new if written is None else [piece for piece in new if piece.index not in written.ended]
                 chunks = b"".join(form.event(chunk) for piece in pieces for chunk in form.chunks(piece))
                 if written is not None:
                     unseen += [_written(piece, sequences[piece.index]) for piece in pieces]
+                if chunks and is_due:  # the whole prompt is computed
+                    is_due, chunks = False, form.progress(progress.told(progress.total)) + chunks
                 if chunks:
                     told, unseen = tuple(unseen), []
                     yield chunks, update(pieces=told, is_opened=True)
                 elif not new:
-                    yield form.keep_alive, update()
+                    now = progress.processed
+                    yield (form.progress(progress.told(now)) if now < progress.total else form.keep_alive), update()
                 if form.is_enough:
                     break
         yield b"".join([*map(form.event, form.closing()), form.ending]), update(is_over=True)

@@ -41,7 +41,8 @@ Update = list[Piece] | Exception
 class Job:
     """A job for a client. Its functions are called in the engine's thread: `take` returns the pieces that are new, or
     raises the error that ended it; `cancel` is called in the end, too. trackers: of its continuations. name: of the
-    answer. updates: the pieces of each step, or the error; None once it is over. They are read in the event loop.
+    answer. has_moved: whether a step that brought no pieces is told, by an empty list. updates: the pieces of each
+    step, or the error; None once it is over. They are read in the event loop.
     """
 
     submit: Callable[[], None]
@@ -50,6 +51,7 @@ class Job:
     is_over: Callable[[], bool]
     trackers: Callable[[], list[Tracker]] = list
     name: str = ""
+    has_moved: Callable[[], bool] = bool
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     updates: asyncio.Queue[Update | None] = field(default_factory=asyncio.Queue)
     _is_silent: bool = False
@@ -134,14 +136,17 @@ class Driver:
         """The answer that each sequence writes, by its id. Read in the engine's thread."""
         return {each.sequence.id: job.name for job in self._live for each in job.trackers()}
 
-    def pieces(self, request: Request, name: str = "") -> AsyncGenerator[list[Piece], None]:
+    def pieces(
+        self, request: Request, name: str = "", has_moved: Callable[[], bool] = bool
+    ) -> AsyncGenerator[list[Piece], None]:
         """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled.
 
-        An empty list comes when nothing was new for SILENCE_S to twice as long. name: of the answer that it writes.
+        An empty list comes when nothing was new for SILENCE_S to twice as long, and after a step for which `has_moved`
+        says so, which is called in the engine's thread. name: of the answer that it writes.
         """
         core = self.core
         doing = partial(core.submit, request), partial(core.take, request), partial(core.cancel, request)
-        return self._updates(Job(*doing, lambda: request.is_done, lambda: request.trackers, name))
+        return self._updates(Job(*doing, lambda: request.is_done, lambda: request.trackers, name, has_moved))
 
     async def score(self, sequence: Sequence) -> None:
         """Run a sequence of which nothing is sampled, to its end; its logits go to its `on_logits`."""
@@ -277,7 +282,8 @@ class Driver:
         for job in list(self._live):
             try:
                 pieces = job.take()
-                updates[job] = [*([pieces] if pieces else []), *([None] if job.is_over() else [])]
+                is_told = pieces or job.has_moved()
+                updates[job] = [*([pieces] if is_told else []), *([None] if job.is_over() else [])]
             except Exception as error:  # noqa: BLE001  (the error of this job; the others go on)
                 updates[job] = [error]
             if updates[job] and not isinstance(updates[job][-1], list):

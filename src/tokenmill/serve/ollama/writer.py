@@ -85,6 +85,9 @@ class OllamaWriter(Writer):
         """See Writer: an object without text, since a line that is no JSON ends the stream for some clients."""
         return self.event(self._object(_Said()))
 
+    def progress(self, told: Json) -> bytes:
+        return self.keep_alive
+
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
         super().resume(written, texts)
         self._before_s = written.elapsed_s

@@ -60,6 +60,15 @@ class Choices(Writer):
         if self._wants_usage:
             yield {**self._chunk([]), "usage": self._usage()}
 
+    @property
+    def _progress_chunk(self) -> Json:
+        return self._chunk([self._silent])
+
+    @property
+    @abstractmethod
+    def _silent(self) -> Json:
+        """A choice of a chunk that adds nothing."""
+
     @abstractmethod
     def _choice(self, index: int, done: Completion) -> Json:
         """Write a continuation that has ended."""

@@ -55,6 +55,7 @@ class AnswerFields(Settings):
 
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_progress: bool = False
     receipt: bool = False
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -157,5 +158,6 @@ def _begun(body: AnswerFields, model: Model) -> Ask:
     ask = Ask(stream=body.stream, unknown=body.unknown, own=body.stream_options)
     ask.take(body)
     ask.wants_receipt, ask.shown_prompt_logprobs = body.receipt, body.prompt_logprobs
+    ask.wants_progress = body.return_progress
     ask.length_penalty = body.length_penalty if body.use_beam_search else None
     return ask

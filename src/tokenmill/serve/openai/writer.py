@@ -52,6 +52,10 @@ class ChatWriter(Choices):
             chunk = self._chunk([_delta(index, {"role": "assistant", "content": ""})])
             yield chunk if index else chunk | self._prompt_ids(0)
 
+    @property
+    def _silent(self) -> Json:
+        return _delta(0, {})
+
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         logprobs = self._logprobs(piece.index, piece.tokens, piece.logprobs)
         deltas = list(self._of_parts(piece))
@@ -189,6 +193,10 @@ class CompletionWriter(Choices):
         logprobs = None if self._num_top is None else done.logprobs  # best_of needs them where nobody asked
         choice = self._written(Piece(done.text, done.tokens, done, logprobs, index))
         return {**choice, **self._prompt_logprobs(index // self._num_shown)}
+
+    @property
+    def _silent(self) -> Json:
+        return {"index": 0, "text": "", "logprobs": None, **end_of(None)}
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         yield self._written(piece)

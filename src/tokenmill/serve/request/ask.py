@@ -85,6 +85,7 @@ class Ask:
     adapter: str | None = None
     wants_ids: bool = False
     wants_receipt: bool = False
+    wants_progress: bool = False
     unknown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     defaults: Recommended = field(default_factory=lambda: OPENAI)

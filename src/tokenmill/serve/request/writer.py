@@ -106,6 +106,22 @@ class Writer(ABC):
     def chunks(self, piece: Piece) -> Iterator[Json]:
         """Yield the events for what is new of one continuation."""
 
+    def progress(self, told: Json) -> bytes:
+        """Write how far the prompt is: as an event where it was asked for, else as a comment. told: see Progress."""
+        if self.wants_progress and (chunk := self._progress_chunk) is not None:
+            return self.event({**chunk, "prompt_progress": told})
+        return f": prompt {told['processed']} of {told['total']} tokens\n\n".encode()
+
+    @property
+    def wants_progress(self) -> bool:
+        """Tell whether the progress of the prompt was asked for."""
+        return self._ask.wants_progress
+
+    @property
+    def _progress_chunk(self) -> Json | None:
+        """The event without text to which the progress is added; None where the protocol has none."""
+        return None
+
     def closing(self) -> Iterator[Json]:
         """Yield events after the last piece."""
         yield from ()

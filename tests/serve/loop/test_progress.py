@@ -1,0 +1,113 @@
+"""How far a prompt is computed, in the stream of its answer: as llama.cpp tells it, and as comments elsewhere."""
+
+import asyncio
+import json
+import time
+
+import httpx2
+import pytest
+
+from tests.serve.conftest import served
+from tokenmill.serve.loop import driver as driving
+
+PROMPT = " ".join(f"w{number}" for number in range(60))
+STEP = 16  # tokens
+
+
+@pytest.fixture(scope="module")
+def server(chat_model):
+    """A server that makes no step before the event loop has told of the step before it."""
+    with served(chat_model, {"max_step_tokens": STEP}, stall_s=1000.0) as server:
+        driver = server.driver
+        step = driver.core.loop.step
+
+        async def turns():
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        def told():
+            for job in driver._live[:1]:
+                asyncio.run_coroutine_threadsafe(turns(), job.loop).result()
+            step()
+
+        driver.core.loop.step = told
+        yield server
+
+
+def lines_of(http, path, **body):
+    with http.stream("POST", path, json={"stream": True, "max_tokens": 4, "temperature": 0, **body}) as answer:
+        assert answer.status_code == 200
+        return list(answer.iter_lines())
+
+
+def events_of(http, path, **body):
+    return [json.loads(line[6:]) for line in lines_of(http, path, **body) if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": f"w9 {PROMPT}"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+        ("/v1/completions", {"prompt": f"w8 {PROMPT}", "n": 2}),
+    ],
+)
+def test_a_prompt_that_is_computed_in_pieces(path, body, http):
+    plain = events_of(http, path, **body, cache_salt="one")
+    events = events_of(http, path, **body, return_progress=True, cache_salt="two")
+    told = [each["prompt_progress"] for each in events if "prompt_progress" in each]
+    total = told[0]["total"]
+    processed = [each["processed"] for each in told]
+    assert processed[0] == 0 and processed[-1] == total and len(told) >= total // STEP
+    assert processed == sorted(set(processed)) and all(each["total"] == total for each in told)
+    assert all(each["cache"] == 0 for each in told)
+    times = [each["time_ms"] for each in told]
+    assert times == sorted(times)
+    texts = [[each["choices"] for each in every if "prompt_progress" not in each] for every in (plain, events)]
+    assert texts[0] == texts[1], "the text is the same"
+    places = [number for number, each in enumerate(events) if "prompt_progress" in each]
+    first = next(number for number, each in enumerate(events) if "'w" in str(each["choices"]))
+    assert max(places) < first
+    for each in events:
+        if "prompt_progress" in each:
+            (choice,) = each["choices"]
+            assert choice["finish_reason"] is None and choice.get("delta", {}) == {} and not choice.get("text")
+
+
+def test_what_is_found_in_the_cache_is_told(http):
+    body = {"prompt": f"w7 {PROMPT}", "return_progress": True}
+    events_of(http, "/v1/completions", **body)
+    told = [each["prompt_progress"] for each in events_of(http, "/v1/completions", **body) if "prompt_progress" in each]
+    assert told[-1]["cache"] >= 48 and told[-1]["processed"] == told[-1]["total"]
+
+
+def test_without_a_stream_it_changes_nothing(http):
+    answer = http.post("/v1/completions", json={"prompt": "w1", "max_tokens": 2, "return_progress": True})
+    assert answer.status_code == 200 and "warnings" not in answer.json() and "prompt_progress" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/generate"])
+def test_a_long_silence_tells_it_in_a_comment(path, server, monkeypatch):
+    """A stream on which nothing comes for a while; of Ollama's an object without text."""
+    monkeypatch.setattr(driving, "SILENCE_S", 0.02)
+    loop = server.driver.core.loop
+    step, held = loop.step, []
+
+    def slow():
+        if len(held) < 3:
+            held.append(time.sleep(0.1))
+        step()
+
+    monkeypatch.setattr(loop, "step", slow)
+    body = {
+        "/v1/completions": {"prompt": f"w2 {PROMPT}"},
+        "/v1/messages": {"messages": [{"role": "user", "content": f"w3 {PROMPT}"}]},
+        "/api/generate": {"model": "words", "prompt": f"w4 {PROMPT}", "raw": True},
+    }[path]
+    with httpx2.Client(base_url=server.url, timeout=120, trust_env=False, verify=False) as http:
+        lines = lines_of(http, path, **body)
+    comments = [line for line in lines if line.startswith(": prompt ")]
+    if path == "/api/generate":
+        assert not comments and any(json.loads(line).get("response") == "" for line in lines)
+    else:
+        assert comments and comments[0].endswith(" tokens")
