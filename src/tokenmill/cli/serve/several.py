@@ -45,7 +45,7 @@ UNITS = {"": 1e9, "G": 1e9, "GB": 1e9, "GIB": 2**30, "M": 1e6, "MB": 1e6, "MIB":
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NamedModel:
     """A model that was named. name: to clients. values: the options of the verb that hold for it. is_certain: it was
     named itself; one that a folder has is left out where it cannot be served.
     """
@@ -64,7 +64,7 @@ def serves_several(values: Mapping[str, Any]) -> bool:
     return bool(values["models"] or values["memory"] is not None or values["idle"] is not None or is_more)
 
 
-def wanted_models(context: Context) -> list[Wanted]:
+def wanted_models(context: Context) -> list[NamedModel]:
     """List the models that were named: a model, NAME=MODEL, preset:NAME, or a folder of models. ConfigError where two
     have one name.
     """
@@ -81,7 +81,7 @@ def wanted_models(context: Context) -> list[Wanted]:
     return list(unique.values())
 
 
-def _meant(word: str, context: Context) -> Iterator[Wanted]:
+def _meant(word: str, context: Context) -> Iterator[NamedModel]:
     name, model, values, origins = "", word, dict(context.values), dict(context.origins)
     if (named := NAMED.fullmatch(word)) is not None and not Path(word).exists():
         name, model = named.groups()
@@ -96,7 +96,7 @@ def _meant(word: str, context: Context) -> Iterator[Wanted]:
     elif not name and _is_folder_of_models(model):
         yield from _in_folder(Path(model), values, origins)
         return
-    yield Wanted(name or model, model, values, origins)
+    yield NamedModel(name or model, model, values, origins)
 
 
 def _read_preset(name: str) -> dict[str, tuple[Any, str]]:
@@ -116,7 +116,7 @@ def _is_folder_of_models(model: str) -> bool:
     return folder.is_dir() and not (folder / "config.json").exists()
 
 
-def _in_folder(folder: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Wanted]:
+def _in_folder(folder: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[NamedModel]:
     """Yield the models below a folder, by their paths in it, without the suffix of a file."""
     from tokenmill.hub.places.folders import entries_below
 
@@ -126,7 +126,7 @@ def _in_folder(folder: Path, values: Mapping[str, Any], origins: Mapping[str, st
             continue
         relative = entry.path.relative_to(folder) if entry.path.is_relative_to(folder) else Path(entry.path.name)
         name = relative.with_suffix("") if entry.path.is_file() else relative
-        yield Wanted(name.as_posix(), str(entry.path), values, origins, is_certain=False)
+        yield NamedModel(name.as_posix(), str(entry.path), values, origins, is_certain=False)
 
 
 def read_memory(given: str | None) -> int | None:
@@ -149,7 +149,7 @@ def read_idle(given: str | None) -> float | None:
 
 
 def setups_of(
-    wanted: Sequence[Wanted], options_of: Callable[[Mapping[str, Any]], "Options"], room: int | None, quiet: bool
+    wanted: Sequence[NamedModel], options_of: Callable[[Mapping[str, Any]], "Options"], room: int | None, quiet: bool
 ) -> tuple[list["ModelSetup"], int]:
     """Make the settings of each model, with a cache of its share; and the room for all that are loaded at once.
 
@@ -160,7 +160,7 @@ def setups_of(
         from tokenmill.loader.resolve import resolve
         from tokenmill.serve.models.hosted import ModelSetup
 
-    found = list[tuple[Wanted, EngineConfig, "ModelConfig", int]]()
+    found = list[tuple[NamedModel, EngineConfig, "ModelConfig", int]]()
     with progress_on_stderr(quiet) as progress:
         for each in wanted:
             progress.stage(f"reading {each.model}")
@@ -184,7 +184,7 @@ def setups_of(
     return setups, available
 
 
-def _read(each: Wanted, progress: Progress, resolve: Any) -> tuple[EngineConfig, "ModelConfig", int] | None:
+def _read(each: NamedModel, progress: Progress, resolve: Any) -> tuple[EngineConfig, "ModelConfig", int] | None:
     """Read the config of a model; None, which is said, for one of a folder that cannot be served."""
     try:
         engine = replace(built_settings(EngineConfig, each.values), model=each.model)
@@ -224,7 +224,7 @@ def _within(num_bytes: int, device: str) -> int:
 
 
 def _fitted(
-    each: Wanted, engine: EngineConfig, model: "ModelConfig", weights: int, cache: int, available: int
+    each: NamedModel, engine: EngineConfig, model: "ModelConfig", weights: int, cache: int, available: int
 ) -> tuple[EngineConfig, int]:
     """Fit the cache of a model into its share, or into all of the room where one text needs more; with its memory."""
     from tokenmill.loader.fit import fit_for_many

@@ -25,7 +25,7 @@ from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.beams import check_search, searched
 from tokenmill.serve.request.prepare import Prepared, prepare
-from tokenmill.serve.request.progress import PromptProgress
+from tokenmill.serve.request.progress import PrefillProgress
 from tokenmill.serve.request.writer import Writer, with_adapter
 
 MAX_TEXTS = 1024  # of one request
@@ -175,7 +175,7 @@ class EventStream(Response):
         service, request = self._work.service, self._work.request
         with service.admission.slots(self._work.num_slots, self._work.ask.tenant):
             prepared, form = await unless_disconnected(request, self._work.begin())
-            progress, written = PromptProgress(prepared.request.sequences), resumption_of(scope)
+            progress, written = PrefillProgress(prepared.request.sequences), resumption_of(scope)
             has_moved = progress.has_moved if self._work.ask.wants_progress else bool
             steps = service.driver.pieces(prepared.request, form.id, has_moved)
             events = _events(steps, form, prepared.request.sequences, written, progress)
@@ -199,7 +199,7 @@ async def _events(
     form: Writer,
     sequences: list[Sequence],
     written: Resumption | None,
-    progress: PromptProgress,
+    progress: PrefillProgress,
 ) -> Events:
     """Yield the bytes that are written for each step, and others whenever nothing has come for a while.
 

@@ -7,7 +7,7 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.http.errors import Json
 
 
-class PromptProgress:
+class PrefillProgress:
     """The progress of a request's prompts. Of several continuations of a prompt, the first computes it for all.
 
     It is read in the event loop while the engine's thread moves the sequences: whole numbers, which only grow, but for
