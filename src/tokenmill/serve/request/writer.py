@@ -107,7 +107,7 @@ class Writer(ABC):
         """Yield the events for what is new of one continuation."""
 
     def progress(self, told: Json) -> bytes:
-        """Write how far the prompt is: as an event where it was asked for, else as a comment. told: see PrefillProgress."""
+        """Write how far the prompt is: as an event where it was asked for, else as a comment; see PrefillProgress."""
         if self.wants_progress and (chunk := self._progress_chunk) is not None:
             return self.event({**chunk, "prompt_progress": told})
         return f": prompt {told['processed']} of {told['total']} tokens\n\n".encode()
