@@ -327,6 +327,7 @@ VERBS: Names = {
     "generate": "tokenmill.cli.generate",
     "chat": "tokenmill.cli.chat.verb",
     "serve": "tokenmill.cli.serve.verb",
+    "launch": "tokenmill.cli.launch.verb",
     "batch": "tokenmill.cli.batch",
     "embed": "tokenmill.cli.embed",
     "rerank": "tokenmill.cli.rerank",

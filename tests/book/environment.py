@@ -40,6 +40,7 @@ READ = {
     "MASTER_PORT": "As torchrun sets it: the port there.",
 }
 SET = {
+    "NO_PROXY": "`launch` adds this machine to it, for the agent that it starts.",
     "HF_HUB_OFFLINE": "`serve --offline` sets it for the hub's client in this process.",
     "TMPDIR": "The folder in which pip keeps a model while it is fetched: one in the cache folder.",
     "RAY_USAGE_STATS_ENABLED": "`serve --replicas` turns Ray's reports off, unless it is set already.",
@@ -112,7 +113,9 @@ def found() -> dict[str, str]:
 
 
 NOT_VARIABLES = {
+    "AGENT",
     "AMD64",
+    "ARGS",
     "CPU",
     "DIR",
     "ERROR",
@@ -126,6 +129,7 @@ NOT_VARIABLES = {
     "TASK",
     "TEXT",
     "TIME",
+    "URL",
     "WITHOUT",
     "WORDS",
 }

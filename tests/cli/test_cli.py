@@ -83,6 +83,7 @@ OPTIONS = {
         --offline --port --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout
         --preset --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
+    "launch": "--api-key --model --quiet -q --show --url",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
     "bench sweep": f"""--batch -b --check --json --new -n --no-cache --output -o --prompt -P --quiet -q --repetitions -r

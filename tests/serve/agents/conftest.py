@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from tests.parallel.processes import wait_until
 from tests.serve.conftest import served
 from tests.serve.scripted import in_turn, save_scripted_model, scripted
+from tokenmill.cli.launch.agents import AGENTS
 
 HERE, REPOSITORY = Path(__file__).parent, Path(__file__).parents[3]
 DOCUMENT = REPOSITORY / "docs" / "agents.md"
@@ -47,7 +49,7 @@ class Desk:
         kept = {each: os.environ[each] for each in ("PATH", "LANG", "TERM") if each in os.environ}
         given = {**kept, "HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config"), "NO_COLOR": "1"}
         done = subprocess.run(
-            [program(name), *map(str, arguments)],
+            [name if Path(name).is_absolute() else program(name), *map(str, arguments)],
             cwd=self.folder,
             env={**given, **environment},
             stdin=subprocess.DEVNULL,
@@ -76,6 +78,13 @@ class Desk:
         place = next(at for at, word in enumerate(words) if not re.fullmatch(r"[A-Z_]+=\S*", word))
         given = dict(word.split("=", 1) for word in words[:place])
         return self.run(*words[place:], *more, **given, **environment)
+
+    def launched(self, agent, *arguments, **environment):
+        """Run an agent by `tokenmill launch`, which finds it among these; what it prints."""
+        place = Path(program(AGENTS[agent].program)).parent
+        path = os.pathsep.join([str(place), os.environ["PATH"]])
+        words = ["-m", "tokenmill", "launch", agent, "--url", self.url, "--", *arguments]
+        return self.run(sys.executable, *words, PATH=path, PYTHONPATH=str(REPOSITORY / "src"), **environment)
 
     @property
     def posts(self):

@@ -48,7 +48,7 @@ def test_codex_applies_a_patch(desk):
 
 def test_opencode(desk):
     write = call("write", content=PROGRAM, filePath="hello.py")
-    with desk([write, call("bash", command=RUN, description="Run"), DONE]) as at:
+    with desk([write, call("bash", command=RUN), DONE]) as at:
         (at.home / ".config" / "opencode").mkdir()
         (at.home / ".config" / "opencode" / "opencode.json").write_text(json.dumps({"permission": {"*": "allow"}}))
         at.documented("OpenCode")

@@ -1,0 +1,1 @@
+"""`tokenmill launch`: a coding agent that asks a server of tokenmill."""
