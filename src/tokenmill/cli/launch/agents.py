@@ -15,8 +15,8 @@ OUTPUT_SHARE = 8  # of the context: what OpenCode keeps free for an answer
 
 @dataclass(frozen=True)
 class AskedModel:
-    """The server and the model that an agent asks. url: of the server, without a path. key: "" for none. context: tokens
-    of a text.
+    """The server and the model that an agent asks. url: of the server, without a path. key: "" for none. context: the
+    tokens of a text.
     """
 
     url: str
