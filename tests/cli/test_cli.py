@@ -122,7 +122,7 @@ OPTIONS = {
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",
-    "plan": f"--check --json --quiet -q {ENGINE}",
+    "plan": f"--check --json --memory --quiet -q {ENGINE}",
     "pull": "--dtype --offline --output -o --quiet -q --revision",
     "chat": f"""--chat-template --generation-config --open --plain --preset --quiet -q --system
         {" ".join({*ENGINE.split(), *SAMPLING.split()} - CHAT_HAS_NOT)}""",

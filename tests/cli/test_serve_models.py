@@ -6,8 +6,9 @@ import pytest
 
 from tests.byte_model import save_byte_model
 from tests.word_model import save_chat_model
-from tokenmill.cli.serve import several
-from tokenmill.cli.serve.several import _cache_share, read_idle, read_memory
+from tokenmill.cli.serve import shares
+from tokenmill.cli.serve.several import read_idle
+from tokenmill.cli.serve.shares import _cache_share, read_memory
 from tokenmill.errors import ConfigError
 
 GB = 10**9
@@ -159,4 +160,17 @@ def test_those_that_fit_together_stay_together(setups, folder):
     """By what is planned for them."""
     found, _ = setups(str(folder), "--memory", "1GB")
     assert sum(each.num_bytes for each in found.values()) <= 600_000_000
-    assert several.OWN_BYTES == 400_000_000
+    assert shares.OWN_BYTES == 400_000_000
+
+
+def test_plan_says_what_stays_together(tm, folder):
+    bytes_, words = str(folder / "bytes"), str(folder / "words" / "llama")
+    code, out, _ = tm("plan", bytes_, f"w={words}", "--memory", "1GB", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["together"] and found["room_bytes"] == 600_000_000
+    assert [each["name"] for each in found["models"]] == [bytes_, "w"]
+    assert sum(each["total_bytes"] for each in found["models"]) == found["total_bytes"]
+    code, out, _ = tm("plan", bytes_, f"w={words}", "--memory", "402MB")
+    assert code == 0 and "loaded in turns" in out and "2 models in 2.0 MB" in out
+    code, _, err = tm("plan", bytes_, f"w={words}", "--check")
+    assert code == 2 and "one model, without --memory" in err

@@ -7,8 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import load_engine, read_model_config
+from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.serve.named import serves_several, wanted_models
+from tokenmill.cli.serve.shares import MEMORY, MORE_MODELS, read_memory, shares_of
+from tokenmill.errors import ConfigError
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
@@ -22,12 +26,16 @@ EXAMPLES = (
     "tokenmill plan",
     "tokenmill plan smollm2-135m --max-length 8192 --max-sequences 16 --dtype float32",
     "tokenmill plan --check",
+    "tokenmill plan Qwen/Qwen3-4B Qwen/Qwen3-0.6B --memory 8GB",
 )
 
 
 def command(
+    context: Context,
     engine: EngineConfig,
     model: str = MODEL_NAME,
+    models: list[str] | None = MORE_MODELS,
+    memory: str | None = MEMORY,
     check: bool = option(False, "Load it, and compare with what was allocated.", OUTPUT),
     json: bool = JSON,
     quiet: bool = QUIET,
@@ -35,8 +43,13 @@ def command(
     """Say whether a model fits into memory, and how long or how many sequences would.
 
     Weights and cache are computed exactly from the config; nothing is loaded unless --check asks for it. Exit code 0
-    when it fits and 2 when it does not.
+    when it fits and 2 when it does not. Of several models it says what `serve` of them would load together.
     """
+    if serves_several(context.values):
+        if check:
+            raise ConfigError("check", check, "one model, without --memory", "--check")
+        _plan_several(context, json, quiet)
+        return
     wanted = replace(engine, model=model)
     with progress_on_stderr(quiet) as progress:
         model_config = read_model_config(model, progress)
@@ -49,6 +62,37 @@ def command(
         _show(model, facts)
     if not facts["fits"]:
         sys.exit(2)
+
+
+def _plan_several(context: Context, json: bool, quiet: bool) -> None:
+    """Show what each of several models takes of the memory for all, and whether they stay loaded together."""
+    shares, room = shares_of(wanted_models(context), read_memory(context.values["memory"]), quiet)
+    total = sum(each.num_bytes for each in shares)
+    facts: list[dict[str, Any]] = [
+        {
+            "name": each.named.name,
+            "weights_bytes": each.weights,
+            "max_sequences": each.engine.max_sequences,
+            "max_length": each.engine.max_length,
+            "cache_tokens": each.engine.cache_tokens,
+            "total_bytes": each.num_bytes,
+        }
+        for each in shares
+    ]
+    if json:
+        print_json({"models": facts, "room_bytes": room, "total_bytes": total, "together": total <= room})
+        return
+    header = ("model", "weights", "sequences", "of tokens", "cache, tokens", "in all")
+    rows = [
+        (
+            *(each["name"], size(each["weights_bytes"]), f"{each['max_sequences']}", f"{each['max_length']:,}"),
+            *(f"{each['cache_tokens']:,}", size(each["total_bytes"])),
+        )
+        for each in facts
+    ]
+    print_table(f"{len(facts)} models in {size(room)}", rows, header)
+    stay = "all stay loaded together" if total <= room else "they are loaded in turns, as requests name them"
+    echo(f"{size(total)} in all: {stay}")
 
 
 def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:

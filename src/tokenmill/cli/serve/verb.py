@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.cli.models import read_template
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.config_file import PRESET, read_config_file
-from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL, MODEL_NAME, QUIET, argument, option
+from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL_NAME, QUIET, option
 from tokenmill.cli.serve.folders import batch_folder, check_folders, session_folder
+from tokenmill.cli.serve.named import serves_several
 from tokenmill.cli.serve.one import serve_one, serve_replicas
-from tokenmill.cli.serve.several import serve_several, serves_several
+from tokenmill.cli.serve.several import serve_several
+from tokenmill.cli.serve.shares import MEMORY, MORE_MODELS
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.http.address import Address
@@ -97,19 +99,6 @@ CONFIG_FILE = option(
     SERVER,
     metavar="FILE",
     reads=read_config_file,
-)
-MORE_MODELS = argument(
-    None,
-    "MORE",
-    "Further models; each is loaded when it is asked for. Every one may be written NAME=MODEL or preset:NAME, or be a "
-    "folder of models.",
-    MODEL,
-)
-MEMORY = option(
-    None,
-    "Memory for all models that are loaded at once, as 8GB or 6000MB. Default: nine tenths of what is free.",
-    SERVER,
-    metavar="SIZE",
 )
 IDLE = option(
     None,
