@@ -284,6 +284,10 @@ def test_a_model_that_is_damaged_while_it_is_away(paths, tmp_path):
         answer = complete(server, "gone", "w1")
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "model_not_loaded"
         assert str(tmp_path) not in answer.text and "Retry-After" in answer.headers
+        assert [each["id"] for each in server.http.get("/v1/models").json()["data"]] == ["words"]
+        assert [each["name"] for each in server.http.get("/api/tags").json()["models"]] == ["words:latest"]
+        for answer in (server.http.get("/v1/models/gone"), server.http.post("/api/show", json={"model": "gone"})):
+            assert answer.status_code == 503 and str(tmp_path) not in answer.text
         assert complete(server, "words", "w1").status_code == 200
 
 

@@ -103,7 +103,8 @@ def listed(described: Sequence[Described], request: Request) -> Json:
     """List models and their adapters in the form of the API that a request is written for."""
     cards = [card(each, name, request) for each in described for name in (None, *each.adapters)]
     if ANTHROPIC in request.headers:
-        return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+        return {"data": cards, "has_more": False, "first_id": first, "last_id": last}
     # What Codex looks for: the length that is configured, not the one that the model was trained for.
     short = [
         {"slug": each["id"], "display_name": each["id"], "context_window": each["max_model_len"]} for each in cards

@@ -4,6 +4,7 @@ What tells of the models loads none of them. A request that names no model is fo
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as List
 from contextlib import AsyncExitStack
@@ -17,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route as Endpoint
 from starlette.types import Message, Receive, Scope, Send
 
+from tokenmill.errors import TokenmillError
 from tokenmill.serve.facts import document, page
 from tokenmill.serve.facts.described import Described
 from tokenmill.serve.facts.status import card, listed
@@ -38,6 +40,8 @@ from tokenmill.serve.start.server import handlers_of_errors
 from tokenmill.units import counted
 from tokenmill.value_reader import brief
 from tokenmill.version import __version__
+
+log = logging.getLogger(__name__)
 
 NO_VIEW: Json = {"block_size": 0, "blocks": "", "running": 0, "waiting": 0, "texts": []}
 NONE_HELD = {"texts": 0, "blocks": 0}
@@ -138,7 +142,15 @@ class Router:
         return next((each for each, path in places if path.exists()), self._all[0])
 
     async def _described(self) -> list[Described]:
-        return list(await asyncio.gather(*(asyncio.to_thread(each.describe) for each in self._all)))
+        """Describe all models but those whose files are not there any more."""
+        found = await asyncio.gather(*(asyncio.to_thread(_described_or_none, each) for each in self._all))
+        return [each for each in found if each is not None]
+
+    async def _one(self, hosted: Hosted) -> Described:
+        """Describe a model. ApiError 503 where its files are not there any more."""
+        if (described := await asyncio.to_thread(_described_or_none, hosted)) is None:
+            raise ApiError(503, f"the files of the model {hosted.name!r} cannot be read", "model", "model_not_loaded")
+        return described
 
     # ---- what tells of the models
 
@@ -147,7 +159,7 @@ class Router:
 
     async def _model(self, request: Request) -> Json:
         hosted = self._find(name := request.path_params["name"])
-        described = await asyncio.to_thread(hosted.describe)
+        described = await self._one(hosted)
         return card(described, name if name in described.adapters else None, request)
 
     async def _tags(self, request: Request) -> Json:
@@ -162,7 +174,7 @@ class Router:
 
     async def _show(self, request: Request) -> Json:
         name, _ = await self._asked(request)
-        described = await asyncio.to_thread(self._find(name, is_ollama=True).describe)
+        described = await self._one(self._find(name, is_ollama=True))
         return ModelFacts(described, name if name in described.adapters else None).shown
 
     async def _pull(self, request: Request) -> Json | Response:
@@ -227,7 +239,7 @@ class Router:
         return await page.cache(Call(hosted.served.service, request, _CACHE))
 
     async def _page(self, request: Request) -> Response:
-        described = await asyncio.to_thread(self._all[0].describe)
+        described = await self._one(self._all[0])
         return page.index_of(request, described.defaults)
 
     async def _page_file(self, request: Request) -> Response:
@@ -245,6 +257,14 @@ class Router:
 
 
 _SHOW, _CACHE = (next(route for route in ROUTES if route.path == path) for path in ("/api/show", "/v1/cache"))
+
+
+def _described_or_none(hosted: Hosted) -> Described | None:
+    try:
+        return hosted.describe()
+    except (TokenmillError, OSError) as error:
+        log.warning("%s cannot be described: %s", hosted.name, error)
+        return None
 
 
 class _Handed:
