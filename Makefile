@@ -68,7 +68,7 @@ test-slow: .venv/.ready-dev
 		-m "slow and not compiler and not long and not browser and not clients and not ray and not wheel and not arm" $(ARGS)
 
 test-compiler: .venv/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "compiler and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=2700 -m "compiler and not long" $(ARGS)
 
 test-sanitized: .venv/.ready-dev
 	PYTHONPATH=. $(BIN)/python tests/program/sanitized.py $(ARGS)

@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,7 +14,7 @@ import yaml
 
 from tests.serve.conftest import served
 from tests.word_model import save_chat_model
-from tokenmill.cli.launch.agents import AGENTS
+from tokenmill.cli.launch.agents import AGENTS, AskedModel
 
 PROGRAM = """#!{python}
 import json, os, sys
@@ -115,3 +117,31 @@ def test_what_is_refused(tm, server, monkeypatch, tmp_path):
     assert "model = 'other'" in said("claude", *at, "--model", "other")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "npm install -g @anthropic-ai/claude-code" in said("claude", *at)
+    assert "an address without a query" in said("claude", "--url", f"{server.url}?x=1")
+
+
+def test_names_in_any_script_are_written_for_each_agent():
+    target = AskedModel("http://127.0.0.1:8000", 'a "b" \\ {file} 😀\x7f', "", 65536)
+    words = AGENTS["codex"].told(target).arguments
+    assert tomllib.loads("\n".join(words[1::2]))["model"] == target.model
+    launch = AGENTS["continue"].told(target)
+    assert yaml.safe_load(launch.file.replace("\x7f", ""))["models"][0]["name"] == target.model.replace("\x7f", "")
+    assert AGENTS["claude"].told(target).arguments == ("--model", target.model)
+
+
+def test_a_signal_is_for_the_agent_and_the_file_goes(server, tmp_path):
+    (tmp_path / "cn").write_text(f"""#!{sys.executable}
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(sys.argv[2], flush=True)
+time.sleep(120)
+""")
+    (tmp_path / "cn").chmod(0o755)
+    command = [sys.executable, "-m", "tokenmill", "launch", "continue", "--url", server.url, "--api-key", "a-key", "-q"]
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        file = Path(process.stdout.readline().strip())
+        assert file.exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7
+    assert not file.exists() and not file.parent.exists()

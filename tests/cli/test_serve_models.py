@@ -110,6 +110,7 @@ def test_one_model_that_may_be_unloaded(setups, folder):
         (["A", "--memory", "0GB"], "a size such as 8, 8GB or 6000MB"),
         (["A", "--keep-alive", "soon"], "seconds, or a duration such as 5m"),
         (["A", "--memory", "401MB"], "one that fits into"),
+        (["A", "--memory", "300MB"], "memory = '300.0 MB' (set in --memory) is not allowed: more than 400.0 MB"),
         (["A", "B", "--tensor-parallel", "2"], "1 for a server of several models"),
         (["EMPTY"], "a folder with a model in it"),
     ],
@@ -161,6 +162,17 @@ def test_those_that_fit_together_stay_together(setups, folder):
     found, _ = setups(str(folder), "--memory", "1GB")
     assert sum(each.num_bytes for each in found.values()) <= 600_000_000
     assert shares.OWN_BYTES == 400_000_000
+
+
+def test_a_long_name_has_a_folder_for_its_sessions(setups, folder, tmp_path):
+    found, _ = setups(f"{'é' * 100}={folder / 'bytes'}", "--session-dir", str(tmp_path))
+    (setup,) = found.values()
+    assert len(setup.options.session_dir.name) == 64
+
+
+def test_adapters_of_two_models_have_names_of_their_own(setups, folder):
+    _, err = setups(f"a={folder / 'bytes'}", f"b={folder / 'bytes'}", "--lora-modules", f"b={folder}")
+    assert "another name than that of b or of its adapter" in err
 
 
 def test_plan_says_what_stays_together(tm, folder):

@@ -111,3 +111,11 @@ def test_a_long_silence_tells_it_in_a_comment(path, server, monkeypatch):
         assert not comments and any(json.loads(line).get("response") == "" for line in lines)
     else:
         assert comments and comments[0].endswith(" tokens")
+
+
+def test_several_prompts_are_told_together(http):
+    """One of them is long, and the other's text comes before it is computed."""
+    body = {"prompt": ["w5", f"w6 {PROMPT}"], "return_progress": True, "max_tokens": 8, "ignore_eos": True}
+    told = [each["prompt_progress"] for each in events_of(http, "/v1/completions", **body) if "prompt_progress" in each]
+    processed = [each["processed"] for each in told]
+    assert processed == sorted(set(processed)) and processed[-1] == told[0]["total"] and len(told) > 2

@@ -31,7 +31,7 @@ def paths(tmp_path_factory):
 
 
 @contextmanager
-def several(paths, room=3, settings=None, options=None, keep_alive_s=None, max_waiting=64, tell=None):
+def several(paths, room=3, settings=None, options=None, keep_alive_s=None, tell=None):
     """A server of several models, of which `room` fit together; it is drained at the end."""
     taken = listen(Address(port=0))
     common = Options("", drain_s=10.0, may_go=True, **(options or {}))
@@ -43,7 +43,7 @@ def several(paths, room=3, settings=None, options=None, keep_alive_s=None, max_w
         )
         for name, path in paths.items()
     ]
-    residents = residents_of(setups, room, max_waiting, quiet=True)
+    residents = residents_of(setups, room, len(common.keys), quiet=True)
     server = ModelsServer(residents, taken, replace(common, name=next(iter(paths))), tell)
     server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     thread = threading.Thread(target=server.serve_to_end, daemon=True)

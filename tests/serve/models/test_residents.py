@@ -47,12 +47,20 @@ class Fake:
         pass
 
 
-def stage(room=2, keep_alive_s=60.0, max_waiting=4, load_s=0.0, refuses=(), **sizes):
+def stage(room=2, keep_alive_s=60.0, max_waiting=4, load_s=0.0, refuses=(), num_keys=1, **sizes):
     clock = Clock()
     made = Stage(None, clock)
     sizes = sizes or dict.fromkeys("abc", 1)
     hosted = [
-        Hosted(ModelSetup(EngineConfig(model=f"/where/{name}"), Options(name), None, keep_alive_s, size))
+        Hosted(
+            ModelSetup(
+                EngineConfig(model=f"/where/{name}", max_sequences=1),
+                Options(name, max_queued=max_waiting - 1),
+                None,
+                keep_alive_s,
+                size,
+            )
+        )
         for name, size in sizes.items()
     ]
     for each in hosted:
@@ -69,7 +77,7 @@ def stage(room=2, keep_alive_s=60.0, max_waiting=4, load_s=0.0, refuses=(), **si
         made.happened.append(f"{give_up().name}-")
         return True
 
-    made.residents = Residents(hosted, room, load, unload, None, max_waiting, clock)
+    made.residents = Residents(hosted, room, load, unload, None, num_keys, clock)
     return made
 
 
@@ -96,7 +104,9 @@ async def quiet(made):
 
 
 async def use(made, name, until=None, keep=None):
-    async with made.residents.using(made[name], keep) as served:
+    async with made.residents.using(made[name]) as served:
+        if keep is not None:
+            (made[name].keep_alive_s,) = keep
         assert served.name == name
         if until is not None:
             await until.wait()
@@ -225,9 +235,9 @@ def test_a_request_says_how_long_its_model_stays():
         assert made.loaded == ""
         await use(made, "a")
         await quiet(made)
-        assert made.loaded == "", "as it was said before"
+        assert made.loaded == "a", "what was said was of its stay before"
 
-    assert played(stage(), play) == ["a+", "a-", "a+", "a-"]
+    assert played(stage(), play) == ["a+", "a-", "a+"]
 
 
 def test_all_who_wait_for_a_model_get_it_together():
@@ -281,11 +291,11 @@ def test_a_model_that_cannot_be_loaded_harms_no_other():
     """Its path is not told."""
 
     async def play(made):
-        with pytest.raises(ApiError, match="the model 'b' cannot be loaded: b is damaged") as caught:
+        with pytest.raises(ApiError, match="the model 'b' cannot be loaded: the server's log says why") as caught:
             await use(made, "b")
         assert caught.value.status == 503 and made["b"].state == UNLOADED
         await use(made, "a")
-        with pytest.raises(ApiError, match="a fault of the server: ZeroDivisionError"):
+        with pytest.raises(ApiError, match="the server's log says why"):
             await use(made, "c")
 
     from tokenmill.errors import CheckpointError
@@ -317,3 +327,45 @@ def test_nothing_is_taken_at_the_end():
     made = stage()
     played(made, play)
     assert made.residents.close() and made.happened == ["a+", "a-"]
+
+
+def test_no_key_takes_all_places_of_those_who_wait():
+    async def play(made):
+        ends = asyncio.Event()
+        answers = asyncio.create_task(use(made, "a", ends))
+        await quiet(made)
+
+        async def wait(client):
+            async with made.residents.using(made["b"], client):
+                pass
+
+        waiting = [asyncio.create_task(wait(b"one")) for _ in range(2)]
+        await quiet(made)
+        with pytest.raises(QueueFull):
+            await wait(b"one")
+        waiting.append(asyncio.create_task(wait(b"two")))
+        await quiet(made)
+        assert made.residents.num_waiting == 3
+        ends.set()
+        await asyncio.gather(answers, *waiting)
+        assert not +made["b"].waiting_of
+
+    played(stage(room=1, num_keys=2), play)
+
+
+def test_a_server_without_a_queue_serves():
+    async def play(made):
+        await use(made, "a")
+        await use(made, "b")
+
+    assert played(stage(room=1, max_waiting=1), play) == ["a+", "a-", "b+"]
+
+
+def test_at_the_end_a_loaded_model_takes_nothing_either():
+    async def play(made):
+        await use(made, "a")
+        made.residents.is_draining = True
+        with pytest.raises(ApiError, match="shutting down"):
+            await use(made, "a")
+
+    played(stage(), play)

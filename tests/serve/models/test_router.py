@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -162,8 +163,14 @@ def test_a_request_of_ollama_says_how_long_its_model_stays(server):
     said = ask(prompt="", keep_alive=0)
     assert said["done_reason"] == "unload" and "warnings" not in said
     until(lambda: "bytes" not in loaded(server))
+    (hosted,) = [each for each in server.residents.all if each.name == "bytes"]
+    loads = hosted.num_loads
+    assert ask(prompt="", keep_alive=0)["done_reason"] == "unload"
+    assert hosted.num_loads == loads, "nothing is loaded to be unloaded"
     ask(keep_alive=None)
-    until(lambda: "bytes" not in loaded(server))
+    assert "bytes" in loaded(server), "what was said was of its stay before"
+    answer = server.http.post("/api/generate", json={"model": "bytes", "prompt": "a", "keep_alive": 0, "format": 5})
+    assert answer.status_code == 400 and hosted.keep_alive_s is None, "a request that is refused sets nothing"
     ask(keep_alive="5m")
     answer = server.http.post("/api/generate", json={"model": "bytes", "prompt": "a", "keep_alive": "soon"})
     assert answer.status_code == 400 and "keep_alive = 'soon' is not allowed" in answer.text
@@ -180,6 +187,7 @@ def test_a_request_of_ollama_says_how_long_its_model_stays(server):
             ("1.5s", (1.5,)),
             ("250ms", (0.25,)),
             (1e300, (None,)),
+            (10**400, (None,)),
             (float("nan"), (None,)),
         ),
     ],
@@ -340,3 +348,56 @@ def test_the_memory_of_a_model_is_given_back(paths):
         gc.collect()
         assert [core() is not None for core, _ in known] == [False] * 5 + [True]
         assert [served() is not None for _, served in known] == [False] * 5 + [True]
+
+
+def test_names_are_found_in_letters_of_either_case(paths, wanted):
+    """Ollama's clients add a tag; a name that begins as Anthropic's do may be a model's own."""
+    named = {"Org/Words": paths["words"], "claude-local": paths["bytes"]}
+    messages = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 6, "temperature": 0}
+    with several(named) as server:
+        for name in ("org/words", "ORG/WORDS:LATEST", "Org/Words:latest"):
+            answer = complete(server, name, PROMPTS[0])
+            assert text_of(answer) == wanted["words", PROMPTS[0]] and answer.json()["model"] == "Org/Words"
+            assert server.http.post("/api/show", json={"model": name}).status_code == 200
+            assert server.http.post("/tokenize", json={"model": name, "prompt": "w1"}).status_code == 200
+        assert text_of(complete(server, "claude-local", PROMPTS[0])) == wanted["bytes", PROMPTS[0]]
+        answer = server.http.post("/v1/messages", json={"model": "claude-local", **messages})
+        assert answer.json()["model"] == "claude-local"
+        before = loaded(server)
+        assert complete(server, "claude-other", "w1").status_code == 404 and loaded(server) == before
+        assert server.http.post("/v1/messages", json={"model": "claude-other", **messages}).status_code == 200
+
+
+def test_an_adapter_takes_no_other_models_name(paths, tmp_path):
+    for seed, name in enumerate(("first", "second")):
+        save_adapter("llama", tmp_path / name, seed=seed)
+    two = {"words": paths["words"], "twin": paths["words"], "bytes": paths["bytes"]}
+    with several(two, options={"lora_folder": tmp_path}) as server:
+
+        def load_adapter(model, name, path="first", **more):
+            body = {"model": model, "lora_name": name, "lora_path": path, **more}
+            return server.http.post("/v1/load_lora_adapter", json=body)
+
+        assert load_adapter("words", "Bytes").status_code == 409 and loaded(server) == []
+        assert load_adapter("words", "mine").status_code == 200
+        refused = load_adapter("twin", "mine")
+        assert refused.status_code == 409 and "the name of another model, or of its adapter" in refused.text
+
+
+def test_adapters_that_were_replaced_or_unloaded_stay_so(paths, tmp_path):
+    for seed, name in enumerate(("first", "second", "third")):
+        save_adapter("llama", tmp_path / name, seed=seed)
+    given = {"lora_modules": f"a={tmp_path / 'first'},b={tmp_path / 'second'}", "max_loras": 4}
+    twins = {"words": paths["words"], "twin": paths["words"]}
+    with several(twins, room=1, options={"lora_folder": tmp_path}) as server:
+        words = server.residents.all[0]
+        object.__setattr__(words.setup, "engine", replace(words.setup.engine, **given))
+        first = text_of(complete(server, "a", PROMPTS[0]))
+        body = {"model": "words", "lora_name": "a", "lora_path": "third", "load_inplace": True}
+        assert server.http.post("/v1/load_lora_adapter", json=body).status_code == 200
+        assert server.http.post("/v1/unload_lora_adapter", json={"model": "words", "lora_name": "b"}).status_code == 200
+        replaced = text_of(complete(server, "a", PROMPTS[0]))
+        assert replaced != first
+        assert complete(server, "twin", "w1").status_code == 200 and loaded(server) == ["twin"]
+        assert text_of(complete(server, "a", PROMPTS[0])) == replaced
+        assert complete(server, "b", PROMPTS[0]).status_code == 404

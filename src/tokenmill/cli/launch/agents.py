@@ -53,7 +53,7 @@ class KnownAgent:
     without: tuple[str, ...] = ()
 
 
-FILE = "{file}"
+FILE = "\0"  # which no argument can be
 
 
 def _claude(target: AskedModel) -> Launch:
@@ -79,9 +79,13 @@ def _codex(target: AskedModel) -> Launch:
     settings: dict[str, Any] = {"model": target.model, "model_provider": "tokenmill"}
     settings |= {f"model_providers.tokenmill.{name}": value for name, value in provider.items()}
     settings["model_context_window"] = target.context
-    # The values are TOML, in which a text in quotes is written as JSON writes it.
-    words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    words = [word for name, value in settings.items() for word in ("-c", f"{name}={_toml(value)}")]
     return Launch({"TOKENMILL_API_KEY": target.sent_key}, tuple(words))
+
+
+def _toml(value: str | int) -> str:
+    """Write a value as TOML, in which a text in quotes is written as in JSON, but for a control code."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _opencode(target: AskedModel) -> Launch:
@@ -121,7 +125,7 @@ def _continue(target: AskedModel) -> Launch:
         "capabilities": ["tool_use"],
     }
     settings = {"name": "tokenmill", "version": "1.0.0", "schema": "v1", "models": [model]}
-    return Launch({}, ("--config", FILE), json.dumps(settings))  # JSON is YAML
+    return Launch({}, ("--config", FILE), json.dumps(settings, ensure_ascii=False))  # JSON is YAML
 
 
 def _openai(target: AskedModel, base: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from tokenmill.bench.address import check_address, check_key, endpoint, headers_of
@@ -71,7 +72,9 @@ def _target(url: str, model: str | None, key: str) -> AskedModel:
     """Ask the server for its models. ConfigError where it does not answer, or has no such model."""
     check_address("--url", url, "--api-key")
     check_key("--api-key", key)
-    found = [each for each in _models(url, key) if "completion" in each.get("capabilities", ["completion"])]
+    if (parts := urlsplit(url)).query or parts.fragment:
+        raise ConfigError("url", url, "an address without a query", "--url")
+    found = [each for each in _models(url, key) if "completion" in (each.get("capabilities") or ["completion"])]
     names = [str(each["id"]) for each in found]
     if not names:
         raise ConfigError("url", url, "a server with a model that writes texts", "--url")
@@ -79,7 +82,12 @@ def _target(url: str, model: str | None, key: str) -> AskedModel:
         check_choice("model", model, names)
     card = found[names.index(model or names[0])]
     base = endpoint(url, "").removesuffix("/v1/")
-    return AskedModel(base, str(card["id"]), key, int(card.get("max_model_len", SHORT)))
+    return AskedModel(base, str(card["id"]), key, _length(card.get("max_model_len")))
+
+
+def _length(given: Any) -> int:
+    """Read the length of a text; one that is not told is taken for long enough."""
+    return given if type(given) is int else SHORT
 
 
 def _models(url: str, key: str) -> list[dict[str, Any]]:
@@ -87,7 +95,8 @@ def _models(url: str, key: str) -> list[dict[str, Any]]:
         opener = build_opener(ProxyHandler({}))  # the server is here, whatever HTTP_PROXY says
         asked = Request(endpoint(url, "models"), headers=headers_of(key))  # noqa: S310  (http or https, as was checked)
         with opener.open(asked, timeout=TIMEOUT_S) as answer:
-            return list(json_of.loads(answer.read())["data"])
+            listed = json_of.loads(answer.read())["data"]
+            return [each for each in listed if isinstance(each, dict) and isinstance(each.get("id"), str)]
     except HTTPError as error:
         how = "a server whose key is given: --api-key" if error.code == 401 else f"a server of models ({error})"
         raise ConfigError("url", url, how, "--url") from None
@@ -122,11 +131,15 @@ def _filled(arguments: tuple[str, ...], file: str) -> list[str]:
 
 def _run(words: list[str], environment: dict[str, str]) -> int:
     """Run a program to its end; return its exit code. Ctrl-C is for the program, which may mean something by it."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the program would inherit
-    try:
-        code = subprocess.run(words, env=environment, check=False).returncode  # noqa: S603
-    finally:
-        signal.signal(signal.SIGINT, before)
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}  # not SIG_IGN, which would be inherited
+    with subprocess.Popen(words, env=environment) as process:  # noqa: S603  (the agent that the user names)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, lambda found, _: process.send_signal(found))
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 

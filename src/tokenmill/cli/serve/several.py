@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.units import size
+from tokenmill.weights.adapters.named import named_adapters
 
 if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.serve.models.hosted import Hosted, ModelSetup
@@ -22,12 +24,15 @@ if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.serve.start.options import Options
 
 
-def read_idle(given: str | None) -> float | None:
+LONGEST_NAME = 120  # of a folder; file systems take 255 bytes
+
+
+def read_idle(given: str | None, where: str = "--keep-alive") -> float | None:
     """Read how long an idle model stays loaded, in seconds; None for ever. ConfigError for another text."""
     from tokenmill.serve.ollama.names import keep_alive_s
 
     if (found := keep_alive_s("5m" if given is None else given.strip() or "?")) is None:
-        raise ConfigError("keep_alive", given, "seconds, or a duration such as 5m; negative: for ever", "--keep-alive")
+        raise ConfigError("keep_alive", given, "seconds, or a duration such as 5m; negative: for ever", where)
     return found[0]
 
 
@@ -38,15 +43,32 @@ def setups_of(shares: Sequence[ModelShare], options_of: Callable[[Mapping[str, A
     setups = []
     for each in shares:
         given, values = options_of(each.named.values), each.named.values
-        folder = given.session_dir and given.session_dir / quote(each.named.name, safe="")
+        folder = given.session_dir and given.session_dir / _folder_name(each.named.name)
         options = replace(given, name=each.named.name, session_dir=folder, batch_dir=None, may_go=True)
         template = values["chat_template"]
         text = None if template is None else read_template(template)
-        setups.append(ModelSetup(each.engine, options, text, read_idle(values["idle"]), each.num_bytes))
+        idle = read_idle(values["idle"], each.named.origins.get("idle", "--keep-alive"))
+        setups.append(ModelSetup(each.engine, options, text, idle, each.num_bytes))
+    _check_adapters(setups)
     return setups
 
 
-def residents_of(setups: Sequence["ModelSetup"], room: int, max_waiting: int, quiet: bool) -> "Residents":
+def _folder_name(name: str) -> str:
+    """Name the folder of a model's sessions, which a file system takes."""
+    quoted = quote(name, safe="")
+    return quoted if len(quoted) <= LONGEST_NAME else sha256(name.encode()).hexdigest()
+
+
+def _check_adapters(setups: Sequence["ModelSetup"]) -> None:
+    """Refuse adapters with the name of another model, or of an adapter of another one."""
+    owners = {each.name.casefold(): each.name for each in setups}
+    for each in setups:
+        for name in named_adapters(each.engine.lora_modules):
+            if (owner := owners.setdefault(name.casefold(), each.name)) != each.name:
+                raise ConfigError("lora_modules", name, f"another name than that of {owner} or of its adapter")
+
+
+def residents_of(setups: Sequence["ModelSetup"], room: int, num_keys: int, quiet: bool) -> "Residents":
     """Make what loads and unloads these models, whose engines share a thread, so that their steps take turns."""
     from tokenmill.engine.thread import EngineThread
     from tokenmill.serve.models.hosted import Hosted
@@ -59,7 +81,7 @@ def residents_of(setups: Sequence["ModelSetup"], room: int, max_waiting: int, qu
         engine = load_engine(hosted.setup.engine, Silent(), thread=thread)
         return served_of(hosted, engine, on_failure)
 
-    return Residents([Hosted(each) for each in setups], room, load, unload, None if quiet else remark, max_waiting)
+    return Residents([Hosted(each) for each in setups], room, load, unload, None if quiet else remark, num_keys)
 
 
 def _check_several(context: Context) -> None:
@@ -97,7 +119,7 @@ def serve_several(
     from tokenmill.serve.models.server import ModelsServer
 
     warn_if_open(taken, options, address)
-    residents = residents_of(setups, room, options.max_queued, quiet)
+    residents = residents_of(setups, room, len(options.keys), quiet)
     server = ModelsServer(residents, taken, replace(options, name=setups[0].name), None if quiet else remark)
     if not quiet:
         remark(greeting(residents, address.url, size(room)))

@@ -84,6 +84,8 @@ def shares_of(named: Sequence[NamedModel], room: int | None, quiet: bool) -> tup
     device = resolve(found[0][1], found[0][2]).config.device
     own = OWN_BYTES if kind_of(device) == "cpu" else 0
     available = int(FREE_SHARE * free_bytes(device)) if room is None else room - own
+    if available <= 0:
+        raise ConfigError("memory", size(room or 0), f"more than {size(own)}, which Python and torch take", "--memory")
     cache = _cache_share([weights for *_, weights in found], available)
     return [
         ModelShare(each, *_fitted(each, engine, model, weights, cache, available))

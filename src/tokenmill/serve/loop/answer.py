@@ -214,8 +214,8 @@ async def _events(
     try:
         if (written is None or not written.is_opened) and (opening := b"".join(map(form.event, form.opening()))):
             yield opening, update(is_opened=True)
-        is_due = form.wants_progress and (written is None or not written.is_opened)
-        if is_due:
+        shown = 0 if form.wants_progress and (written is None or not written.is_opened) else progress.total
+        if shown < progress.total:
             yield form.progress(progress.told(0)), update()
         async with aclosing(steps):
             async for new in steps:
@@ -223,13 +223,12 @@ async def _events(
                 chunks = b"".join(form.event(chunk) for piece in pieces for chunk in form.chunks(piece))
                 if written is not None:
                     unseen += [_written(piece, sequences[piece.index]) for piece in pieces]
-                if chunks and is_due:  # the whole prompt is computed
-                    is_due, chunks = False, form.progress(progress.told(progress.total)) + chunks
+                if (now := progress.processed) > shown:
+                    shown, chunks = now, form.progress(progress.told(now)) + chunks
                 if chunks:
                     told, unseen = tuple(unseen), []
                     yield chunks, update(pieces=told, is_opened=True)
                 elif not new:
-                    now = progress.processed
                     yield (form.progress(progress.told(now)) if now < progress.total else form.keep_alive), update()
                 if form.is_enough:
                     break

@@ -1,7 +1,7 @@
 """One of several models: its settings, whether it is loaded, who uses it, and who waits for it."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,8 +40,9 @@ class Hosted:
 
     served: while it is loaded. users: requests that use it. waiters: of requests that wait until it is loaded.
     is_leaving: it is unloaded when its users are done, and takes no further ones. has_failed: its engine has. used_s:
-    when the last user was done; loaded_s: when it was loaded, took_s: how long that took. adapters: paths by names, of
-    those that clients have loaded, which are loaded again with it.
+    when the last user was done; loaded_s: when it was loaded, took_s: how long that took. waiting_of: waiters by key.
+    adapters: paths by names, which it had when it was unloaded and gets again; None before that. lost: of these, the
+    ones that could not be loaded again.
     """
 
     setup: ModelSetup
@@ -56,7 +57,9 @@ class Hosted:
     loaded_s: float = 0.0
     took_s: float = 0.0
     num_loads: int = 0
-    adapters: dict[str, Path] = field(default_factory=dict)
+    waiting_of: Counter[bytes] = field(default_factory=Counter)
+    adapters: dict[str, Path] | None = None
+    lost: dict[str, Path] = field(default_factory=dict)
     _described: Described | None = None
 
     def __post_init__(self) -> None:
@@ -70,8 +73,19 @@ class Hosted:
     @property
     def names(self) -> list[str]:
         """The names by which requests ask for it: its own and its adapters'."""
-        own = named_adapters(self.setup.engine.lora_modules)
-        return list(dict.fromkeys([self.name, *own, *self.adapters, *self._loaded_adapters]))
+        return [self.name, *self.adapter_names]
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """The names of its adapters: of those that are loaded with it, or will be."""
+        if self.served is not None:
+            return [*self.served.service.model.adapters, *self.lost]
+        return [*(named_adapters(self.setup.engine.lora_modules) if self.adapters is None else self.adapters)]
+
+    @property
+    def max_waiting(self) -> int:
+        """Requests that may wait for it: as many as would run or wait if it were loaded."""
+        return (self.setup.engine.max_sequences or 1) + self.setup.options.max_queued
 
     @property
     def is_usable(self) -> bool:
@@ -90,9 +104,8 @@ class Hosted:
         if self.served is None:
             return
         self._described = describe_service(self.served.service)
-        given = named_adapters(self.setup.engine.lora_modules)
-        engine = self.served.engine
-        self.adapters = {name: Path(engine.adapters[name].path) for name in self._loaded_adapters if name not in given}
+        engine, names = self.served.engine, self.served.service.model.adapters
+        self.adapters = self.lost | {name: Path(engine.adapters[name].path) for name in names}
 
     def give_up(self) -> Served:
         """Return the server of the loaded model, and hold it no longer."""
@@ -108,7 +121,3 @@ class Hosted:
             engine = self.setup.engine
             self._described = describe_files(self.name, locate(engine.model), engine, self.setup.template)
         return replace(self._described, state=self.state)
-
-    @property
-    def _loaded_adapters(self) -> list[str]:
-        return [] if self.served is None else list(self.served.service.model.adapters)

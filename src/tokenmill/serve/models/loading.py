@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import TokenmillError
@@ -17,14 +18,26 @@ def served_of(hosted: Hosted, engine: Engine, on_failure: Callable[[], None]) ->
     """Serve an engine that was just loaded, with the template and the adapters of before."""
     if hosted.setup.template is not None and engine.tokenizer is not None:
         engine.tokenizer.use_template(hosted.setup.template)
-    for name, path in hosted.adapters.items():
-        try:
-            engine.load_adapter(name, path)
-        except TokenmillError as error:
-            log.warning("the adapter %s of %s is not there any more: %s", name, hosted.name, error)
     served = Served(engine, hosted.setup.options, on_failure)
+    if hosted.adapters is not None:
+        _restore_adapters(hosted, served)
     served.begin()
     return served
+
+
+def _restore_adapters(hosted: Hosted, served: Served) -> None:
+    """Have the adapters that the model had when it was unloaded: clients load, replace and unload them."""
+    engine, wanted = served.engine, hosted.adapters or {}
+    for name in set(served.service.model.adapters) - wanted.keys():
+        engine.unload_adapter(name)
+    hosted.lost.clear()
+    for name, path in wanted.items():
+        try:
+            if name not in engine.adapters or Path(engine.adapters[name].path) != path:
+                engine.load_adapter(name, path, replace=name in engine.adapters)
+        except TokenmillError as error:
+            hosted.lost[name] = path
+            log.warning("the adapter %s of %s is not there any more: %s", name, hosted.name, error)
 
 
 def unload(give_up: Callable[[], Served]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as List
 from contextlib import asynccontextmanager
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import CapacityError
 from tokenmill.serve.http.errors import ApiError, EngineDied, QueueFull
 from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, UNLOADING, Hosted
 from tokenmill.serve.start.server import Served
@@ -33,7 +33,7 @@ class Residents:
     """The models of a server, used in the event loop alone. room_bytes: for all that are loaded at once.
 
     load, unload: called in a thread; load gets what is to be called, in any thread, when the engine has failed. tell:
-    writes a line for each load. max_waiting: requests that wait for one model; more are refused with 429.
+    writes a line for each load. num_keys: clients have so many, of which none takes all places of those who wait.
     """
 
     def __init__(
@@ -43,28 +43,27 @@ class Residents:
         load: Load,
         unload: Unload,
         tell: Callable[[str], None] | None = None,
-        max_waiting: int = 64,
+        num_keys: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.all, self.room_bytes, self._load, self._unload = list(hosted), room_bytes, load, unload
-        self._tell, self._max_waiting, self.clock = tell or (lambda _: None), max_waiting, clock
+        self._tell, self._num_keys, self.clock = tell or (lambda _: None), num_keys, clock
         self._wanted: list[Hosted] = []
         self._wake = asyncio.Event()
         self.is_draining = False
 
     @asynccontextmanager
-    async def using(self, hosted: Hosted, keep_alive_s: tuple[float | None] | None = None) -> AsyncIterator[Served]:
-        """Have a model loaded inside this context. keep_alive_s: how long it stays loaded from now on, if that is said.
-
-        QueueFull where many wait for it; ApiError 503 where it cannot be loaded.
+    async def using(self, hosted: Hosted, client: bytes = b"") -> AsyncIterator[Served]:
+        """Have a model loaded inside this context. QueueFull where many wait for it, or many of one client; ApiError
+        503 where it cannot be loaded, and at the end.
         """
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
         if hosted.is_usable and hosted.served is not None:
             served = hosted.served
             hosted.users += 1
         else:
-            served = await self._loaded(hosted)
-        if keep_alive_s is not None:
-            (hosted.keep_alive_s,) = keep_alive_s
+            served = await self._loaded(hosted, client)
         try:
             yield served
         finally:
@@ -113,14 +112,15 @@ class Residents:
 
     # ---- requests
 
-    async def _loaded(self, hosted: Hosted) -> Served:
+    async def _loaded(self, hosted: Hosted, client: bytes) -> Served:
         """Wait until the model is loaded. Its user is counted by then."""
-        if self.is_draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
-        if len(hosted.waiters) >= self._max_waiting:
+        most = hosted.max_waiting
+        most_of_one = most if self._num_keys <= 1 else max(1, most - most // self._num_keys)
+        if len(hosted.waiters) >= most or hosted.waiting_of[client] >= most_of_one:
             raise QueueFull(1, 0, RETRY_AFTER_S)
         waiter: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         hosted.waiters.append(waiter)
+        hosted.waiting_of[client] += 1
         if hosted not in self._wanted:
             self._wanted.append(hosted)
         self._wake.set()
@@ -131,6 +131,7 @@ class Residents:
                 self._release(hosted)  # it came in the same moment
             raise
         finally:
+            hosted.waiting_of[client] -= 1
             if waiter in hosted.waiters:
                 hosted.waiters.remove(waiter)
 
@@ -170,8 +171,8 @@ class Residents:
             self._wanted.remove(hosted)
 
     def _refuse(self, hosted: Hosted, error: Exception) -> None:
-        said = str(error) if isinstance(error, TokenmillError) else f"a fault of the server: {type(error).__name__}"
-        said = said.replace(f"{hosted.setup.engine.model}", hosted.name)  # what lies where is nobody's business
+        # What lies where on the server is nobody's business.
+        said = str(error) if isinstance(error, CapacityError) else "the server's log says why"
         while hosted.waiters:
             waiter = hosted.waiters.popleft()
             if not waiter.done():
@@ -180,6 +181,7 @@ class Residents:
 
     async def _read(self, hosted: Hosted) -> None:
         hosted.state, hosted.is_leaving, hosted.has_failed = LOADING, False, False
+        hosted.keep_alive_s = hosted.setup.keep_alive_s
         begun_s, loop = self.clock(), asyncio.get_running_loop()
 
         def failed() -> None:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pydantic_core
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.facts import document, page
 from tokenmill.serve.facts.described import Described
-from tokenmill.serve.facts.status import card, listed
+from tokenmill.serve.facts.status import ANTHROPIC, card, listed
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.metrics import merged
@@ -30,8 +31,9 @@ from tokenmill.serve.messages.parse import FOREIGN
 from tokenmill.serve.models.hosted import LOADED, UNLOADED, Hosted
 from tokenmill.serve.models.residents import Residents, died
 from tokenmill.serve.ollama.names import keep_alive_s
+from tokenmill.serve.ollama.parse import unloaded
 from tokenmill.serve.ollama.routes import ModelFacts, pulled, tags_of, version
-from tokenmill.serve.protocols import OLLAMA, Route
+from tokenmill.serve.protocols import MESSAGES, OLLAMA, OPENAI, Protocol, Route
 from tokenmill.serve.request.fields import LATEST, nearest
 from tokenmill.serve.routes import ROUTES
 from tokenmill.serve.sessions.sessions import session_path
@@ -47,7 +49,7 @@ NO_VIEW: Json = {"block_size": 0, "blocks": "", "running": 0, "waiting": 0, "tex
 NONE_HELD = {"texts": 0, "blocks": 0}
 SHOWN = 20  # names in a refusal
 KEPT = ("/v1/files", "/v1/batches")  # what one engine alone keeps
-SESSIONS = "/v1/sessions/"
+SESSIONS, LOADS_ADAPTER = "/v1/sessions/", "/v1/load_lora_adapter"
 
 Do = Callable[[Request], Awaitable[Any]]
 
@@ -102,34 +104,58 @@ class Router:
         if route.path.startswith(SESSIONS) and route.body is None and "model" not in named:
             hosted = await asyncio.to_thread(self._of_session, request)
         else:
-            hosted = self._find(named.get("model"), is_ollama=route.protocol is OLLAMA)
-        keep_alive = keep_alive_s(named.get("keep_alive")) if route.protocol is OLLAMA else None
+            hosted = self._find(named.get("model"), route.protocol)
+        if route.path == LOADS_ADAPTER and isinstance(given, dict):
+            self._check_adapter(given.get("lora_name"), hosted)
+        keep = keep_alive_s(named.get("keep_alive")) if route.protocol is OLLAMA else None
+        if keep == (0.0,) and hosted.state == UNLOADED and (told := unloaded(route, given)) is not None:
+            await JSONResponse(told)(scope, receive, send)
+            return
         async with AsyncExitStack() as stack:
-            using = self._residents.using(hosted, keep_alive)
+            using = self._residents.using(hosted, tenant_of(request))
             served = await unless_disconnected(request, stack.enter_async_context(using))
-            again = _again(await request.body(), receive) if route.body is not None else receive
-            await served.app(scope, again, send)
+            if route.body is None:
+                await served.app(scope, receive, send)
+                return
+            body = self._with_own_name(await request.body(), given, hosted, route)
+            await served.app(scope, _again(body, receive), _keeping(hosted, keep, send))
+
+    def _with_own_name(self, body: bytes, given: Any, hosted: Hosted, route: Route) -> bytes:
+        """Return a body that names the model, or its adapter, as it is spelled. Ollama's routes give the name back."""
+        name = given.get("model") if isinstance(given, dict) else None
+        if not isinstance(name, str) or name in hosted.names or route.protocol is OLLAMA:
+            return body
+        own = next((each for each in hosted.names if _plain(each) == _plain(name)), None)
+        return body if own is None else pydantic_core.to_json({**given, "model": own})
+
+    def _check_adapter(self, name: Any, hosted: Hosted) -> None:
+        """Raise ApiError for an adapter with the name of another model, or of an adapter of another one."""
+        for each in self._all:
+            if each is not hosted and isinstance(name, str) and _plain(name) in map(_plain, each.names):
+                raise ApiError(409, f"{name!r} is the name of another model, or of its adapter", "lora_name")
 
     @property
     def _all(self) -> List[Hosted]:
         return self._residents.all
 
-    def _find(self, name: Any, is_ollama: bool = False) -> Hosted:
-        """Find the model that a name means: its own or an adapter's. ApiError 404 for another, with the nearest."""
-        if not isinstance(name, str) or not name or name.startswith(FOREIGN):
+    def _find(self, name: Any, protocol: Protocol = OPENAI) -> Hosted:
+        """Find the model that a name means: its own or an adapter's, as it is spelled or else in letters of either
+        case. ApiError 404 for another, with the nearest.
+        """
+        if not isinstance(name, str) or not name:
             return self._all[0]
-        for each in self._all:
-            if name in each.names:
-                return each
-        plain = name.removesuffix(LATEST).casefold()
-        for each in self._all:
-            if plain in (known.removesuffix(LATEST).casefold() for known in each.names):
-                return each
+        own = [(each.name, each) for each in self._all]
+        known = [*own, *((adapter, each) for each in self._all for adapter in each.adapter_names)]
+        for is_it in (name.__eq__, lambda other: _plain(other) == _plain(name)):
+            if (found := next((each for other, each in known if is_it(other)), None)) is not None:
+                return found
+        if protocol is MESSAGES and name.startswith(FOREIGN):
+            return self._all[0]  # as Anthropic's clients name models, whatever is served
         names = [known for each in self._all for known in each.names]
         there, meant = " and ".join(map(repr, names[:SHOWN])), nearest(name, names)
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         hint = f"; is {meant!r} meant?" if meant is not None else ""
-        if is_ollama:
+        if protocol is OLLAMA:
             raise ApiError(404, f"model {brief(name)} not found: there is {there}{more}{hint}")
         message = f"the model {brief(name)} is not served here; there is {there}{more}{hint}"
         raise ApiError(404, message, "model", "model_not_found")
@@ -158,7 +184,8 @@ class Router:
         return listed(await self._described(), request)
 
     async def _model(self, request: Request) -> Json:
-        hosted = self._find(name := request.path_params["name"])
+        is_other = ANTHROPIC in request.headers
+        hosted = self._find(name := request.path_params["name"], MESSAGES if is_other else OPENAI)
         described = await self._one(hosted)
         return card(described, name if name in described.adapters else None, request)
 
@@ -174,12 +201,12 @@ class Router:
 
     async def _show(self, request: Request) -> Json:
         name, _ = await self._asked(request)
-        described = await self._one(self._find(name, is_ollama=True))
+        described = await self._one(self._find(name, OLLAMA))
         return ModelFacts(described, name if name in described.adapters else None).shown
 
     async def _pull(self, request: Request) -> Json | Response:
         name, is_stream = await self._asked(request)
-        self._find(name, is_ollama=True)
+        self._find(name, OLLAMA)
         return pulled(is_stream)
 
     async def _asked(self, request: Request) -> tuple[str, bool]:
@@ -283,6 +310,22 @@ def _answering(do: Do) -> Callable[[Request], Awaitable[Response]]:
         return found if isinstance(found, Response) else JSONResponse(found)
 
     return answer
+
+
+def _plain(name: str) -> str:
+    """Return a name for a comparison: letters of one case, without the tag that Ollama's clients add."""
+    return name.casefold().removesuffix(LATEST)
+
+
+def _keeping(hosted: Hosted, keep: tuple[float | None] | None, send: Send) -> Send:
+    """Set how long a model stays loaded, if a request says so, once it is answered and not refused."""
+
+    async def sent(message: Message) -> None:
+        if keep is not None and message["type"] == "http.response.start" and message["status"] < 400:
+            (hosted.keep_alive_s,) = keep
+        await send(message)
+
+    return sent
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

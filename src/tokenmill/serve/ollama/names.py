@@ -4,6 +4,7 @@ Options that are settings become fields, by their names over HTTP. The others ei
 would change the text, and are refused.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -104,7 +105,7 @@ def keep_alive_s(given: Any) -> tuple[float | None] | None:
     if given is None or given == "" or isinstance(given, bool):
         return None
     if isinstance(given, int | float):
-        seconds = float(given)
+        seconds = float(given) if abs(given) < FOR_EVER_S else math.copysign(FOR_EVER_S, given > 0)
     elif isinstance(given, str) and DURATION.fullmatch(given):
         seconds = sum(float(number) * SECONDS[unit or "s"] for number, unit in PARTS.findall(given))
         seconds = -seconds if given.startswith("-") else seconds

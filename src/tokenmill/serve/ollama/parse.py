@@ -86,6 +86,16 @@ def parse_chat(body: OllamaChatBody, model: Model) -> Ask | Json:
     return ask
 
 
+def unloaded(route: Any, given: Any) -> Json | None:
+    """Write the answer to a request that wants a model unloaded which is not loaded; None for any other request."""
+    name, empty = given.get("model"), Json()
+    if route.parse is parse_chat and not given.get("messages"):
+        empty = {"message": {"role": "assistant", "content": ""}}
+    elif route.parse is parse_generate and not given.get("prompt"):
+        empty = {"response": ""}
+    return loaded(str(name), empty, True, True) if empty else None
+
+
 def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
     """Read a prompt: a conversation of one turn, or a plain prompt without a template."""
     arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
