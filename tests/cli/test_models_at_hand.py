@@ -81,10 +81,13 @@ def test_two_forms_of_a_model_are_seen_and_so_are_the_same_bytes(disk, listed):
 
 
 def test_nothing_is_changed_by_a_list(disk, tm):
+    """But for the headers in the cache folder, which are kept of files that have not changed for a while."""
     before = contents(disk.root)
     for arguments in (("--cache",), ("--json", "--dir", disk.root)):
         assert tm("list", *arguments)[0] == 0
-    assert contents(disk.root) == before
+    kept = {"home/cache/headers.json"}
+    found = contents(disk.root)
+    assert {name: found[name] for name in found.keys() - kept} == {name: before[name] for name in before.keys() - kept}
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

@@ -28,7 +28,7 @@ from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.metrics import merged
 from tokenmill.serve.loop.service import Call, read_json, tenant_of
 from tokenmill.serve.messages.parse import FOREIGN
-from tokenmill.serve.models.hosted import LOADED, UNLOADED, Hosted
+from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, Hosted
 from tokenmill.serve.models.residents import Residents, died
 from tokenmill.serve.ollama.names import keep_alive_s
 from tokenmill.serve.ollama.parse import unloaded
@@ -108,7 +108,8 @@ class Router:
         if route.path == LOADS_ADAPTER and isinstance(given, dict):
             self._check_adapter(given.get("lora_name"), hosted)
         keep = keep_alive_s(named.get("keep_alive")) if route.protocol is OLLAMA else None
-        if keep == (0.0,) and hosted.state == UNLOADED and (told := unloaded(route, given)) is not None:
+        is_away = not hosted.is_usable and hosted.state != LOADING
+        if keep == (0.0,) and is_away and (told := unloaded(route, given)) is not None:
             await JSONResponse(told)(scope, receive, send)
             return
         async with AsyncExitStack() as stack:
