@@ -2,11 +2,12 @@
 
 Run: python benchmarks/models.py [--requests N] [--memory SIZE] [--kill N] NAME=MODEL NAME=MODEL …
 
-A server of these models gets requests of several clients at random, each for a model and one of ten prompts, at
-temperature 0. What each should answer is asked before, of a server of that model alone. After every N/(KILL + 1)
-requests the server is killed with signal 9 and started again; a client whose connection breaks asks again. It reports
-how many answers there were, how many differ, the resident memory of the server at its highest beside the limit, and the
-time to the first token of a request whose model had to be loaded: by itself, one after the other.
+A server of these models first gets streams one after the other, each of the next model in turn: the time to the first
+token is the time of a swap where one model fits at a time. Then several clients send requests at random, each for one
+model and one of ten prompts, at temperature 0; a server of each model alone has said before what the texts should be.
+After every N/(KILL + 1) requests the server is killed with signal 9 and started again, and a client whose connection
+breaks repeats its request. The report has the number of answers, the number of answers with another text, the highest
+resident memory of the server beside the limit, and the times of the swaps.
 """
 
 import argparse

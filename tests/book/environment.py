@@ -15,7 +15,8 @@ READ = {
     "TOKENMILL_CONFIG": "The folder of `presets.toml`. Default: `tokenmill` in `XDG_CONFIG_HOME`, else "
     "`~/.config/tokenmill`.",
     "TOKENMILL_MODELS": "Folders with models of yours, for `tokenmill list`, with `:` between them.",
-    "TOKENMILL_API_KEY": "A key that clients of `tokenmill serve` must send, beside those of `--api-key-file`.",
+    "TOKENMILL_API_KEY": "A key that clients of `tokenmill serve` must send, beside the keys in the file of "
+    "`--api-key-file`; `launch` sends it.",
     "TOKENMILL_NATIVE_LIBRARY": "Another file with the native program's library than the installed one.",
     "TOKENMILL_NATIVE_BUILD": "Another build of the native program's kernels than the best that this processor "
     "runs: one of those in [Releasing](releasing.md#the-same-bits-everywhere). One that it does not run is refused.",

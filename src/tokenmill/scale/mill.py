@@ -5,7 +5,6 @@ A gate has checked keys and limits before a request comes here, and hands on the
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack
 from typing import Any
 
 from starlette.types import Message
@@ -14,19 +13,15 @@ from tokenmill.engine.engine import Engine
 from tokenmill.serve.http.errors import EngineDied
 from tokenmill.serve.loop.resumption import EXTENSION, Resumption
 from tokenmill.serve.start.options import Options
-from tokenmill.serve.start.server import Served, use_engine, use_routes
-
-GRACE_S = 2.0  # for the step that is being made when it ends
+from tokenmill.serve.start.server import Served, use_routes
 
 
 class Mill:
     """One replica: it answers requests as the server does, and goes on with streams of other replicas."""
 
     def __init__(self, engine: Engine, options: Options) -> None:
-        self._served, self._observed = Served(engine, options), ExitStack()
-        use_engine(engine)  # before anything measures steps or counts tokens
-        self._observed.enter_context(engine.core.observed_by(self._served.pace))
-        self._served.driver.start()
+        self._served = Served(engine, options)
+        self._served.begin()
 
     async def warm_up(self) -> None:
         """Do what the first request would wait for."""
@@ -73,6 +68,4 @@ class Mill:
 
     def close(self) -> None:
         """End what still runs."""
-        if self._served.driver.stop(GRACE_S):
-            self._served.engine.close()
-        self._observed.close()
+        self._served.end()

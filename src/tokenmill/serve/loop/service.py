@@ -30,6 +30,7 @@ THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
 WAITERS = 64  # threads that wait for the engine; one key gets THREADS_OF_ONE of them at most
 OF_PAGES = ("origin", "sec-fetch-site")  # headers that browsers send, and no page can leave out
 T = TypeVar("T")
+Form = TypeVar("Form", bound=BaseModel)
 
 
 @dataclass
@@ -115,7 +116,7 @@ def endpoint(
     async def answer(request: Request) -> Response:
         call = Call(service, request, route)
         if route.body is not None:
-            call.body = await _read(request, route, route.body)
+            call.body = await read_body(request, route, route.body)
         if route.query is not None:
             call.query = route.query.model_validate(dict(request.query_params))
         found = await do(call)
@@ -143,7 +144,8 @@ async def read_json(request: Request, route: Route) -> Any:
         raise ApiError(400, f"the body is no JSON: {error}") from None
 
 
-async def _read(request: Request, route: Route, form: type[BaseModel]) -> BaseModel:
+async def read_body(request: Request, route: Route, form: type[Form]) -> Form:
+    """Read a body as a form. ApiError or ValidationError for another."""
     given = await read_json(request, route)
     if not isinstance(given, dict):
         raise ApiError(400, "the body: an object is needed")

@@ -38,11 +38,11 @@ class ModelSetup:
 class Hosted:
     """A model of a server that has several, used in the event loop alone.
 
-    served: while it is loaded. users: requests that use it. waiters: of requests that wait until it is loaded.
-    is_leaving: it is unloaded when its users are done, and takes no further ones. has_failed: its engine has. used_s:
-    when the last user was done; loaded_s: when it was loaded, took_s: how long that took. waiting_of: waiters by key.
-    adapters: paths by names, which it had when it was unloaded and gets again; None before that. lost: of these, the
-    ones that could not be loaded again.
+    served: while it is loaded. users: requests that use it. waiters: of requests that wait until it is loaded;
+    waiting_of: their number by key. is_leaving: it is unloaded when its users are done, and takes no further ones.
+    used_s: when the last user was done; loaded_s: when it was loaded, took_s: how long that took. adapters: paths by
+    names, which it had when it was unloaded and gets again; None before that. lost: of these adapters, the ones that
+    could not be loaded again.
     """
 
     setup: ModelSetup
@@ -52,7 +52,6 @@ class Hosted:
     users: int = 0
     waiters: deque[asyncio.Future[Served]] = field(default_factory=deque)
     is_leaving: bool = False
-    has_failed: bool = False
     used_s: float = 0.0
     loaded_s: float = 0.0
     took_s: float = 0.0

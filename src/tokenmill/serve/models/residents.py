@@ -180,13 +180,14 @@ class Residents:
                 waiter.set_exception(ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
 
     async def _read(self, hosted: Hosted) -> None:
-        hosted.state, hosted.is_leaving, hosted.has_failed = LOADING, False, False
+        hosted.state, hosted.is_leaving = LOADING, False
         hosted.keep_alive_s = hosted.setup.keep_alive_s
         begun_s, loop = self.clock(), asyncio.get_running_loop()
 
         def failed() -> None:
+            """Have the model unloaded, so that the next request loads it anew."""
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(self._failed, hosted)
+                loop.call_soon_threadsafe(self.unload_soon, hosted)
 
         try:
             hosted.served = await asyncio.to_thread(self._load, hosted, failed)
@@ -195,11 +196,6 @@ class Residents:
         hosted.loaded_s = hosted.used_s = self.clock()
         hosted.took_s, hosted.num_loads = hosted.loaded_s - begun_s, hosted.num_loads + 1
         self._tell(f"{hosted.name} is loaded ({hosted.took_s:.2f} s, {size(hosted.setup.num_bytes)})")
-
-    def _failed(self, hosted: Hosted) -> None:
-        """Note that an engine has failed: it is unloaded, and the next request loads the model anew."""
-        hosted.has_failed = True
-        self.unload_soon(hosted)
 
     async def _make_room(self, hosted: Hosted) -> None:
         while self.used_bytes + hosted.setup.num_bytes > self.room_bytes and hosted.waiters:

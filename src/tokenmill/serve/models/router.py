@@ -26,13 +26,13 @@ from tokenmill.serve.facts.status import ANTHROPIC, card, listed
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.metrics import merged
-from tokenmill.serve.loop.service import Call, read_json, tenant_of
+from tokenmill.serve.loop.service import Call, read_body, read_json, tenant_of
 from tokenmill.serve.messages.parse import FOREIGN
 from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, Hosted
 from tokenmill.serve.models.residents import Residents, died
 from tokenmill.serve.ollama.names import keep_alive_s
 from tokenmill.serve.ollama.parse import unloaded
-from tokenmill.serve.ollama.routes import ModelFacts, pulled, tags_of, version
+from tokenmill.serve.ollama.routes import ModelFacts, OllamaModelBody, pulled, tags_of, version
 from tokenmill.serve.protocols import MESSAGES, OLLAMA, OPENAI, Protocol, Route
 from tokenmill.serve.request.fields import LATEST, nearest
 from tokenmill.serve.routes import ROUTES
@@ -212,11 +212,10 @@ class Router:
 
     async def _asked(self, request: Request) -> tuple[str, bool]:
         """Read the name of a model that must be given, and whether a stream is asked for."""
-        given = await read_json(request, _SHOW)
-        name = given.get("model") or given.get("name") if isinstance(given, dict) else None
-        if not isinstance(name, str) or not name:
+        body = await read_body(request, _SHOW, OllamaModelBody)
+        if not body.asked:
             raise ApiError(400, "model is required", "model")
-        return name, given.get("stream") is not False
+        return body.asked, body.stream
 
     async def _health(self, request: Request) -> Json:
         if (error := died(self._all)) is not None:
