@@ -81,7 +81,7 @@ OPTIONS = {
         --keep-alive --log-format --lora-folder --max-file-size --max-queued-requests --max-stall --max-stored --memory
         --metrics-prefix
         --offline --port --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout
-        --preset --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive --tool-format
+        --preset --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive --tool-format --watch
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "launch": "--api-key --model --quiet -q --show --url",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T

@@ -196,7 +196,7 @@ class _Bar(Progress):
         self.bars.update(self.task, completed=done, total=total)
 
 
-_live: list[Any] = []  # the bar on the terminal, if there is one
+_live: list[Any] = []  # what is drawn on the terminal: a bar, or the view of `serve --watch`
 
 
 @contextmanager
@@ -225,9 +225,16 @@ def progress_on_stderr(quiet: bool = False) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-    with Bars(*Bars.get_default_columns(), console=Console(stderr=True), transient=True) as bars:
-        _live.append(bars)
+    with drawn_below(Bars(*Bars.get_default_columns(), console=Console(stderr=True), transient=True)) as bars:
+        yield _Bar(bars)
+
+
+@contextmanager
+def drawn_below(drawn: Any) -> Iterator[Any]:
+    """Draw something of rich inside this context, below the lines that are written meanwhile."""
+    with drawn:
+        _live.append(drawn)
         try:
-            yield _Bar(bars)
+            yield drawn
         finally:
-            _live.remove(bars)
+            _live.remove(drawn)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokenmill.cli.models import check_model, load_engine, read_model_config, read_template
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.serve.folders import with_prefixes
+from tokenmill.cli.serve.live import live_view
 from tokenmill.serve.http.address import Address, is_loopback, listen
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.recommended import OPENAI, in_force, say_origins
@@ -27,6 +28,7 @@ def serve_one(
     options: "Options",
     address: Address,
     quiet: bool,
+    is_watched: bool,
 ) -> bool:
     """Load the model and serve it until a signal comes; tell whether the engine lived to the end."""
     taken = _listen(address, engine.model, quiet)
@@ -47,7 +49,8 @@ def serve_one(
             remark(f"calls of functions: {server.tools}")
         if loaded.adapters:
             remark(f"adapters, which requests name as their model: {', '.join(loaded.adapters)}")
-    return server.serve_to_end()
+    with live_view(is_watched, lambda: [server.served]):
+        return server.serve_to_end()
 
 
 def _listen(address: Address, model: str, quiet: bool) -> socket:

@@ -1,5 +1,6 @@
 """`tokenmill serve` of several models: the settings of each, and the server."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -9,6 +10,7 @@ from urllib.parse import quote
 from tokenmill.cli.models import load_engine, read_template
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.process.display import remark
+from tokenmill.cli.serve.live import live_view
 from tokenmill.cli.serve.named import wanted_models
 from tokenmill.cli.serve.one import warn_if_open
 from tokenmill.cli.serve.shares import ModelShare, read_memory, shares_of
@@ -75,6 +77,7 @@ def residents_of(setups: Sequence["ModelSetup"], room: int, num_keys: int, quiet
     from tokenmill.serve.models.loading import served_of, unload
     from tokenmill.serve.models.residents import Residents
 
+    gc.freeze()  # modules stay, and are not looked at again whenever a model goes
     thread = EngineThread()
 
     def load(hosted: "Hosted", on_failure: Callable[[], None]) -> Any:
@@ -102,6 +105,7 @@ def serve_several(
     options: "Options",
     address: Address,
     quiet: bool,
+    is_watched: bool,
 ) -> bool:
     """Serve several models until a signal comes; tell whether no engine hung at the end."""
     _check_several(context)
@@ -123,4 +127,5 @@ def serve_several(
     server = ModelsServer(residents, taken, replace(options, name=setups[0].name), None if quiet else remark)
     if not quiet:
         remark(greeting(residents, address.url, size(room)))
-    return server.serve_to_end()
+    with live_view(is_watched, lambda: [each.served for each in residents.all if each.served is not None]):
+        return server.serve_to_end()

@@ -13,6 +13,7 @@ from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.config_file import PRESET, read_config_file
 from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL_NAME, QUIET, option
 from tokenmill.cli.serve.folders import batch_folder, check_folders, session_folder
+from tokenmill.cli.serve.live import check_watch
 from tokenmill.cli.serve.named import serves_several
 from tokenmill.cli.serve.one import serve_one, serve_replicas
 from tokenmill.cli.serve.several import serve_several
@@ -108,6 +109,11 @@ IDLE = option(
     "--keep-alive",
     metavar="TIME",
 )
+WATCH = option(
+    False,
+    "Show each text that runs or waits while it does: its state, the prompt tokens that were found, tokens a second.",
+    SERVER,
+)
 KEY_FILE = option(None, "A file with a key in each line; lines that begin with # are skipped.", SERVER)
 METRICS_PREFIX = option("tokenmill", "Prefix of the names at /metrics; vllm makes dashboards of vLLM work.", SERVER)
 WITHOUT = ("max_waiting",)
@@ -148,6 +154,7 @@ def command(
     offline: bool = option(False, "Fetch nothing: use only models that are in the cache.", SERVER),
     config: Path | None = CONFIG_FILE,
     preset: str | None = PRESET,
+    watch: bool = WATCH,
     quiet: bool = QUIET,
 ) -> None:
     """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them,
@@ -160,14 +167,15 @@ def command(
     options_of = _options_for(api_key or os.environ.get(KEY), api_key_file)
     options, address = options_of(context.values), Address(host, port, "http" if ssl_certfile is None else "https")
     check_folders(replicas, batch_dir, lora_folder)
+    check_watch(watch, replicas)
     if chat_template is not None:
         read_template(chat_template)  # refused here, before torch is imported
     if serves_several(context.values):
-        has_lived = serve_several(context, options_of, options, address, quiet)
+        has_lived = serve_several(context, options_of, options, address, quiet, watch)
     else:
         engine = replace(engine, model=model, generation_config=generation_config)
         num_sequences = engine.max_sequences if "max_sequences" in context.origins else None
-        serve = serve_one if replicas == 1 else partial(serve_replicas, replicas)
+        serve = partial(serve_one, is_watched=watch) if replicas == 1 else partial(serve_replicas, replicas)
         has_lived = serve(engine, num_sequences, chat_template, options, address, quiet)
     if not has_lived:
         sys.exit(1)

@@ -45,8 +45,6 @@ def unload(give_up: Callable[[], Served]) -> bool:
     holds by then.
     """
     has_lived = give_up().end()
-    gc.unfreeze()  # the engine was among what was there when a model was loaded
     gc.collect()
-    gc.freeze()
     return_memory()
     return has_lived

@@ -149,18 +149,18 @@ class Server(DrainingServer):
         self, engine: Engine, taken: socket.socket, options: Options, tell: Callable[[str], None] | None = None
     ) -> None:
         """Take a socket. tell: writes a line for each request. tools: see Served."""
-        self._taken, self._served = taken, Served(engine, options, self._end)
-        self.driver, self.admission, self.tools = self._served.driver, self._served.admission, self._served.tools
-        app = Guard(recorded(self._served.app, options.record), options, is_loopback(taken))
+        self._taken, self.served = taken, Served(engine, options, self._end)
+        self.driver, self.admission, self.tools = self.served.driver, self.served.admission, self.served.tools
+        app = Guard(recorded(self.served.app, options.record), options, is_loopback(taken))
         super().__init__(app, options, tell)
 
     def serve_to_end(self) -> bool:
         """Serve; return whether the engine lived to the end."""
-        self._served.begin()
+        self.served.begin()
         try:
             self.run(sockets=[self._taken])
         finally:
-            has_lived = self._served.end()
+            has_lived = self.served.end()
         return has_lived
 
     @property
@@ -168,11 +168,11 @@ class Server(DrainingServer):
         return self.admission.num_open
 
     def refuse_new(self) -> None:
-        self._served.begin_to_end()
+        self.served.begin_to_end()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn.Server: connections are taken from here on."""
-        await use_routes(self._served.app)
+        await use_routes(self.served.app)
         await super().startup(sockets)
 
     def _end(self) -> None:
