@@ -200,15 +200,16 @@ def _compute(
 
 
 def load_for_many(
-    config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any
+    config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any, writes_text: bool = True
 ) -> "Engine":
-    """Load an engine for so many texts at a time (None: by the processors), as far as memory allows."""
+    """Load an engine for so many texts at a time (None: by the processors), as far as memory allows. writes_text: see
+    load_engine."""
     from tokenmill.loader.fit import MOST_SEQUENCES, SEQUENCES_PER_CORE, fit_for_many
 
     default = min(max(FEWEST_SEQUENCES, SEQUENCES_PER_CORE * available_processors()), MOST_SEQUENCES)
     num_sequences = num_sequences or min(default, config.max_step_tokens)
     fitted = fit_for_many(config, read_model_config(config.model, progress), num_sequences, follow=True)
-    return load_engine(fitted, progress, chat_template)
+    return load_engine(fitted, progress, chat_template, writes_text=writes_text)
 
 
 def _run(batch: "Batch", engine: "Engine", window: int, quiet: bool) -> "Summary":

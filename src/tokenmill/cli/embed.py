@@ -52,7 +52,7 @@ def command(
     how = {"pooling": pooling, "dimensions": dimensions, "normalize": normalize, "prompt_name": prompt_name}
     with progress_on_stderr(quiet) as progress:
         many = engine.max_sequences if engine.max_sequences > 1 else None
-        loaded = load_for_many(replace(engine, model=model), many, None, progress)
+        loaded = load_for_many(replace(engine, model=model), many, None, progress, writes_text=False)
     from tokenmill.engine.embedding import embed, says_pooling  # they import torch
 
     started_s = time.perf_counter()

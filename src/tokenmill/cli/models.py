@@ -84,9 +84,11 @@ def load_engine(
     chat_template: Path | None = None,
     adjust: Callable[[EngineConfig], EngineConfig] | None = None,
     thread: "EngineThread | None" = None,
+    writes_text: bool = True,
 ) -> "Engine":
     """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
-    model's own. adjust: changes settings when the longest text is known. thread: see load_files."""
+    model's own. adjust: changes settings when the longest text is known. thread: see load_files. writes_text: False
+    where no text is asked for, so that nothing is compiled for one."""
     from tokenmill.hub.names import is_there
     from tokenmill.loader.copies import start_reading
 
@@ -113,8 +115,10 @@ def load_engine(
         if engine.tokenizer is None:
             raise ConfigError("chat_template", str(chat_template), "none, because this model has no tokenizer")
         engine.tokenizer.use_template(template)
-    _prepare(engine, progress)
-    gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
+    if writes_text:
+        _prepare(engine, progress)
+    if thread is None:  # of several models one goes again
+        gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine
 
 

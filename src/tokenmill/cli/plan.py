@@ -55,7 +55,7 @@ def command(
         model_config = read_model_config(model, progress)
         facts = _plan(wanted, model_config)
         if check:
-            facts["allocated"] = load_engine(wanted, progress).memory
+            facts["allocated"] = load_engine(wanted, progress, writes_text=False).memory
     if json:
         print_json(facts)
     else:

@@ -42,7 +42,7 @@ def command(
     documents = split(gather(prompt, prompt_file, None, model=model), each_line)
     with progress_on_stderr(quiet) as progress:
         many = engine.max_sequences if engine.max_sequences > 1 else None
-        loaded = load_for_many(replace(engine, model=model), many, None, progress)
+        loaded = load_for_many(replace(engine, model=model), many, None, progress, writes_text=False)
     from tokenmill.engine.reranking import rerank  # it imports torch
 
     started_s = time.perf_counter()
