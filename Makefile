@@ -1,6 +1,6 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make serve  the same model at http://127.0.0.1:8000, as OpenAI's API
-# make test   run the tests, two at a time, and name the ten slowest
+# make test   run the tests, two at a time, and name the ten slowest; with SLOW=1 those of test-slow in the same run
 # make test-affected   the tests that a change since origin/main, or since SINCE=HEAD~1, can reach
 # make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler
@@ -54,8 +54,9 @@ demo: .venv/.ready
 serve: .venv/.ready-serve
 	$(BIN)/tokenmill serve $(ARGS)
 
+ELSEWHERE := not compiler and not long and not browser and not clients and not ray and not wheel and not arm
 test: .venv/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(if $(SLOW),-m "$(ELSEWHERE)") $(ARGS)
 
 # pytest's exit code 5: what the change reaches is left to other verbs.
 test-affected: .venv/.ready-dev
@@ -65,7 +66,7 @@ test-affected: .venv/.ready-dev
 
 test-slow: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
-		-m "slow and not compiler and not long and not browser and not clients and not ray and not wheel and not arm" $(ARGS)
+		-m "slow and $(ELSEWHERE)" $(ARGS)
 
 test-compiler: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=2700 -m "compiler and not long" $(ARGS)
@@ -93,7 +94,7 @@ test-newest: | .venv/.made
 test-late: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 6 --dist worksteal -p tests.late $(ARGS)
 
-test-long: .venv/.ready-dev
+test-long: .venv/.ready-dev .venv/.ready-ray
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 \
 		TOKENMILL_CORPUS_WALKS=50 TOKENMILL_SOAK_SECONDS=7200 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=0 -m "not compiler and not long" \
@@ -111,7 +112,7 @@ test-agents: .venv/.ready-dev .venv/.ready-agents
 	$(BIN)/python -m pytest -m clients tests/serve/agents $(ARGS)
 
 test-ray: .venv/.ready-ray
-	$(BIN)/python -m pytest -m ray $(ARGS)
+	$(BIN)/python -m pytest -m "ray and not long" $(ARGS)
 
 test-wheel: .venv/.ready-wheel
 	$(BIN)/python -m pytest -m wheel tests/test_wheel.py $(ARGS)

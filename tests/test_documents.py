@@ -13,9 +13,11 @@ from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import yaml
 
+from tests.book.command_lines import CommandLines
 from tests.byte_model import save_byte_model
 from tests.peft_adapters import write_small_adapter
 from tests.published import PUBLISHED, READ
@@ -82,36 +84,30 @@ def section(title):
     return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", DOCUMENTS["tour.md"], re.MULTILINE | re.DOTALL)[1]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch, real_model, users_cache):
-    """A folder with what the commands of the documents read, and `tokenmill` on the path.
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory, real_model, users_cache):
+    """A cache of their own: limits of this machine that are measured beside other tests are not kept for later."""
+    made = tmp_path_factory.mktemp("cache")
+    for path in (real_model, users_cache / "peers"):
+        (made / path.name).symlink_to(path)
+    return made
 
-    It has a cache of its own: limits of this machine that are measured beside other tests are not kept for later.
-    """
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, cache):
+    """A folder with what the commands of the documents read, and `tokenmill` on the path."""
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "notes.txt").write_text("The mill stands beside the river.\n")
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    (tmp_path / "cache").mkdir()
-    for path in (real_model, users_cache / "peers"):
-        (tmp_path / "cache" / path.name).symlink_to(path)
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOKENMILL_CACHE", str(cache))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
 
 
-def run(line, folder):
-    """The output of a command, given to a shell as it is written. It must succeed."""
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{line}: {done.stderr}"
-    assert "Traceback" not in done.stderr, line
-    return done.stdout
+@pytest.fixture
+def run(folder, tm, monkeypatch):
+    """Runs a line of a document in the folder, as it is written."""
+    return CommandLines(folder, tm, monkeypatch)
 
 
 COMPILES = re.compile("tokenmill compile|--program compiled")
@@ -119,12 +115,18 @@ COMPILES = re.compile("tokenmill compile|--program compiled")
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_of_the_tour_run_as_written(folder):
-    """But for `eval tasks`, which needs an extra, and what compiles: both run below."""
+def test_the_commands_of_the_tour_run_as_written(folder, run):
+    """But for `eval tasks`, which needs an extra, and what compiles: both run below.
+
+    Three are processes: the first, one behind a pipe, and `decode`, of which the tour says that it is another one.
+    They find the beginning of README.md, whose perplexity is taken twice.
+    """
+    (folder / "README.md").write_text(DOCUMENTS["README.md"][:1500])
     lines = [line for line in commands(section("Use it")) if "eval tasks" not in line and not COMPILES.search(line)]
     assert len(lines) > 10
-    for line in lines:
-        run(line, folder)
+    for number, line in enumerate(lines):
+        by = run.as_process if number == 0 or line.startswith("tokenmill decode") else run
+        by(line)
 
 
 @pytest.mark.slow
@@ -258,37 +260,38 @@ def test_every_block_of_settings_can_be_read():
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_about_the_cache_print_what_is_written(folder):
+def test_the_commands_about_the_cache_print_what_is_written(run):
     shown = [(line, under) for line, under in pairwise(shell_lines(DOCUMENTS["kv-cache.md"])) if line.startswith("$ ")]
     assert len(shown) > 2
     for line, text in shown:
-        assert run(line.removeprefix("$ "), folder).splitlines()[0] == text, line
+        assert run(line.removeprefix("$ ")).splitlines()[0] == text, line
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_about_speculation_run_as_written(folder):
+def test_the_commands_about_speculation_run_as_written(run):
     lines = commands(DOCUMENTS["speculation.md"])
     assert len(lines) > 3
     for line in lines:
-        assert run(line, folder)
+        assert run(line)
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_about_models_at_hand_run_as_written(folder, monkeypatch):
-    """With the presets of the page, and a model that tokenmill would have fetched in the place of a link."""
+def test_the_commands_about_models_at_hand_run_as_written(folder, run, real_model, monkeypatch):
+    """With the presets of the page, and a model that tokenmill would have fetched, in a cache that loses it."""
     document = DOCUMENTS["models-at-hand.md"]
     monkeypatch.setenv("TOKENMILL_CONFIG", str(folder))
     monkeypatch.setenv("HOME", str(folder))
     (presets,) = blocks(document, ("toml",))
     (folder / "presets.toml").write_text(presets)
-    model = folder / "cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    original = model.resolve()
-    model.unlink()
-    shutil.copy(original, model)
+    monkeypatch.setenv("TOKENMILL_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
+    (folder / "cache").mkdir()
+    model = folder / "cache" / real_model.name
+    shutil.copy(real_model, model)
     lines = commands(document)
-    shown = {line: run(line, folder) for line in sorted(lines, key=lambda line: " rm " in line)}
+    shown = {line: run(line) for line in sorted(lines, key=lambda line: " rm " in line)}
     assert len(shown) == 10 and not model.exists()
     assert any(" native " in text for line, text in shown.items() if line.startswith("tokenmill list"))
     assert any("miller" in text for text in shown.values())
@@ -296,10 +299,8 @@ def test_the_commands_about_models_at_hand_run_as_written(folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_about_structured_output_run_as_written(folder):
-    as_json, choice, regex, grammar = (
-        run(line, folder).strip() for line in commands(DOCUMENTS["structured-output.md"])
-    )
+def test_the_commands_about_structured_output_run_as_written(run):
+    as_json, choice, regex, grammar = (run(line).strip() for line in commands(DOCUMENTS["structured-output.md"]))
     assert json.loads(as_json).keys() == {"name", "stones"}
     assert choice in ("yes", "no") and re.fullmatch("1[0-9]{3}", regex)
     assert re.fullmatch("[a-z]{3,9} and [a-z]{3,9}", grammar)
@@ -307,20 +308,20 @@ def test_the_commands_about_structured_output_run_as_written(folder):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_refusal_that_structured_output_shows(folder):
+def test_the_refusal_that_structured_output_shows(run):
     (block,) = blocks(DOCUMENTS["structured-output.md"], ("text",))
     line, shown = block.splitlines()
-    done = subprocess.run(["bash", "-c", line[2:]], cwd=folder, capture_output=True, text=True, check=False)
+    done = run.ended(line[2:])
     before, after = shown.split("…")
     assert done.returncode == 2 and before in done.stderr and after in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_about_receipts_run_as_written(folder):
+def test_the_commands_about_receipts_run_as_written(folder, run):
     made, verified, *_ = commands(DOCUMENTS["receipts.md"])
-    run(made, folder)
-    assert "1 receipt: 1 verified" in run(verified, folder)
+    run(made)
+    assert "1 receipt: 1 verified" in run.as_process(verified)
     receipt = json.loads((folder / "tale.json").read_text())
     names = {}
     exec(compile(blocks(DOCUMENTS["receipts.md"], ("python",))[1], "document", "exec"), names)
@@ -329,17 +330,17 @@ def test_the_commands_about_receipts_run_as_written(folder):
     receipt["tokens"][7] = 5
     receipt["hash"] = names["hash_of"](receipt)
     (folder / "tale.json").write_text(json.dumps(receipt))
-    done = subprocess.run(["bash", "-c", verified], cwd=folder, capture_output=True, text=True, check=False)
+    done = run.ended(verified)
     assert done.returncode == 1 and said in done.stdout
 
 
 @pytest.mark.long
 @pytest.mark.model
-def test_the_commands_about_batches_run_as_written(folder):
+def test_the_commands_about_batches_run_as_written(folder, run):
     lines = [line for line in shell_lines(DOCUMENTS["batches.md"]) if line]
     assert len(lines) == 8
     for line in lines:
-        run(line, folder)
+        run.as_process(line)
     answer = json.loads((folder / "answers.jsonl").read_text())
     assert answer["custom_id"] == "sea" and answer["response"]["body"]["choices"][0]["text"]
     first, *_ = (folder / "judged.jsonl").read_text().splitlines()
@@ -350,32 +351,32 @@ def test_the_commands_about_batches_run_as_written(folder):
 
 @pytest.mark.model
 @pytest.mark.clients
-def test_the_commands_about_evaluation_run_as_written(folder):
+def test_the_commands_about_evaluation_run_as_written(folder, run):
     shutil.copytree(ROOT / "examples" / "tasks", folder / "examples" / "tasks")
     lines = commands(DOCUMENTS["evaluation.md"])
     lines += [line for line in commands(section("Use it")) if "eval tasks" in line]
     assert len(lines) > 4
     for line in lines:
-        assert run(line, folder)
+        assert run.as_process(line)
 
 
 @pytest.mark.model
 @pytest.mark.compiler
-def test_the_commands_about_compiling_run_as_written(folder):
+def test_the_commands_about_compiling_run_as_written(run):
     """The texts may differ: sums in bfloat16 do, and only float32 is promised the same.
 
     A command that the README shows as well runs once, and its others find the compiler's own cache.
     """
     compiled, made, from_package = shown = commands(DOCUMENTS["compiling.md"])
-    assert run(compiled, folder).startswith(" river, a")
-    assert run(made, folder).startswith("smollm2.aot: ")
-    assert run(from_package, folder).startswith(" river, a")
+    assert run.as_process(compiled).startswith(" river, a")
+    assert run.as_process(made).startswith("smollm2.aot: ")
+    assert run.as_process(from_package).startswith(" river, a")
     known = {line.partition(" #")[0].strip() for line in shown}
     others = [line for line in commands(section("Use it")) if COMPILES.search(line)]
     others = [line for line in others if line.partition(" #")[0].strip() not in known]
     assert others
     for line in others:
-        run(line, folder)
+        run.as_process(line)
 
 
 def benchmarks(text):
@@ -389,8 +390,8 @@ def benchmarks(text):
 @pytest.mark.model
 @pytest.mark.long
 @pytest.mark.parametrize("text", [section("Measure it"), DOCUMENTS["benchmarks.md"]], ids=["tour.md", "benchmarks.md"])
-def test_the_benchmarks_run_as_written(folder, text):
+def test_the_benchmarks_run_as_written(run, text):
     lines = benchmarks(text)
     assert len(lines) > 5
     for line in lines:
-        run(line, folder)
+        run.as_process(line)

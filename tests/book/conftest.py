@@ -1,5 +1,6 @@
 """A folder in which the commands of a page run, and the shell that runs them as they are written."""
 
+import io
 import os
 import re
 import shutil
@@ -9,11 +10,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
+from contextlib import redirect_stdout
 
 import pytest
 
 from tests.book.blocks import SERVED, TYPED, Block
+from tests.book.command_lines import CommandLines
 from tests.book.markdown import ROOT
 from tests.ports import unused_port
 
@@ -26,17 +28,23 @@ class Shell:
     A server listens at a port of its own, and what the page says of port 8000 is about that.
     """
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
+    def __init__(self, line: CommandLines, port: int) -> None:
+        self.line, self.port = line, port
         self.server: subprocess.Popen[bytes] | None = None
+        self.lines: list[str] = []
         self.printed: list[str] = []
 
-    def run(self, block: Block, following: Block | None) -> None:
-        """Run a block. following: the block after it, whose lines may be typed into its last command."""
+    def run(self, block: Block, following: Block | None, apart: bool = False) -> None:
+        """Run a block. following: the block after it, whose lines may be typed into its last command.
+
+        apart: a line that is repeated, or goes on from a file, runs in another process than what was before it.
+        """
         if block.mark == SERVED:
             self.serve(block.commands[0])
         elif block.language == "python":
-            self.call([sys.executable, "-c", self.at_port(block.text)])
+            with redirect_stdout(io.StringIO()) as printed:
+                exec(compile(self.at_port(block.text), "page", "exec"), {})
+            self.printed.append(printed.getvalue())
         elif block.is_shell:
             for number, line in enumerate(block.commands, start=1):
                 is_last = number == len(block.commands)
@@ -44,14 +52,10 @@ class Shell:
                 if line.startswith("make "):
                     self.make(line)
                 elif not line.startswith("curl ") or shutil.which("curl"):
-                    self.call(["bash", "-o", "pipefail", "-c", self.at_port(line)], typed)
-
-    def call(self, command: list[str], typed: str = "") -> None:
-        """Run a command, which must succeed, and keep what it prints."""
-        done = subprocess.run(command, cwd=self.folder, input=typed, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert "Traceback" not in done.stderr, command
-        self.printed.append(done.stdout)
+                    goes_on = line in self.lines or line.startswith("tokenmill decode ")
+                    by = self.line.as_process if apart and goes_on else self.line
+                    self.printed.append(by(self.at_port(line), typed))
+                    self.lines.append(line)
 
     def make(self, line: str) -> None:
         """Run a make target in the repository, if that has an environment: tests make none."""
@@ -68,7 +72,7 @@ class Shell:
         if line.startswith("make "):
             recipe = re.search(rf"^{line.split()[1]}:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
             line = recipe[1].replace("$(BIN)/", "").replace("$(ARGS)", "")
-        self.server = subprocess.Popen([*line.split(), "--port", str(self.port)], cwd=self.folder)
+        self.server = subprocess.Popen([*line.split(), "--port", str(self.port)], cwd=self.line.folder)
         while self.server.poll() is None:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready"):
@@ -85,7 +89,7 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path, monkeypatch, real_model):
+def shell(tmp_path, tm, monkeypatch, real_model):
     """`tokenmill` is on the path, and the model is fetched already. The cache is that of all tests, see users_cache."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -99,6 +103,6 @@ def shell(tmp_path, monkeypatch, real_model):
     folder.mkdir()
     shutil.copy(ROOT / "README.md", folder)
     (folder / "phrases.csv").write_text("id,text\n1,Good morning.\n2,Where is the mill?\n")
-    made = Shell(folder, unused_port())
+    made = Shell(CommandLines(folder, tm, monkeypatch), unused_port())
     yield made
     made.close()

@@ -1,10 +1,7 @@
 """Every code block of the book runs in a test, or says before it why it does not."""
 
-import io
-import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -84,7 +81,7 @@ def test_the_tutorial_runs_as_a_newcomer_types_it(shell):
     found = blocks(PAGES[TUTORIAL])
     for block, following in zip(found, [*found[1:], None], strict=True):
         if not block.reason and block.mark != TYPED:
-            shell.run(block, following)
+            shell.run(block, following, apart=True)
     texts = shell.printed
     first, seeded, again, chat, more, _, decoded, _, asked, *_ = texts
     assert seeded == again and "Paris" in first
@@ -108,19 +105,8 @@ def test_the_requests_of_the_page_about_serving_are_answered(tmp_path):
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", [pytest.param(name, marks=getattr(pytest.mark, HERE[name])) for name in HERE])
-def test_the_commands_of_a_page_run_as_written(name, shell, tm, monkeypatch):
-    """A line that calls tokenmill and nothing else runs in this process, which saves it a second."""
-    monkeypatch.chdir(shell.folder)
+def test_the_commands_of_a_page_run_as_written(name, shell):
     found = blocks(PAGES[name])
     for block, following in zip(found, [*found[1:], None], strict=True):
-        is_run = block.is_shell and not block.reason
-        for line in block.commands if is_run else ():
-            words = shlex.split(line, comments=True)
-            if words[0] != "tokenmill" or {"|", ">", "<"} & set(words):
-                shell.run(block._replace(text=line), None)
-                continue
-            typed = following.text if following is not None and following.mark == TYPED else ""
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
-            code, text, said = tm(*words[1:])
-            assert code == 0, f"{line}: {said}"
-            assert text or said, line
+        if block.is_shell and not block.reason:
+            shell.run(block, following)

@@ -372,7 +372,9 @@ def test_engines_share_the_limit(llama, tmp_path):
 def test_processes_share_the_limit(llama, tmp_path):
     limit = 10 * 2400  # a block takes 2,400 bytes
     code = (
-        "import sys; from pathlib import Path\n"
+        "import sys; from pathlib import Path; from types import ModuleType\n"
+        "models = sys.modules['tests.tiny_models'] = ModuleType('unused')  # imports transformers for seconds\n"
+        "models.prompt = lambda *_, **how: None; models.save = None\n"
         "from tests.cache.test_prefix_store import engine_for, num_bytes, store_on\n"
         "folder, limit = Path(sys.argv[2]), int(sys.argv[3])\n"
         "e = engine_for(sys.argv[1], folder); store_on(folder, e, limit)\n"

@@ -1,9 +1,11 @@
 """Snapshots of states, on the tiny model: a text is that of an engine without a cache wherever it goes on."""
 
+import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import pytest
@@ -25,7 +27,7 @@ from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import read_config_json
 
-NUM_CONVERSATIONS = int(os.environ.get("TOKENMILL_CONVERSATIONS", "12"))
+NUM_CONVERSATIONS = int(os.environ.get("TOKENMILL_CONVERSATIONS", "8"))
 GREEDY = {"max_new_tokens": 6, "ignore_eos": True}
 START = prompt(45, seed=4)
 
@@ -33,6 +35,19 @@ START = prompt(45, seed=4)
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     return save_with_states(tmp_path / "summing", monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def text_of(tmp_path_factory):
+    """What an engine without a cache says; the conversations of some tests are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        engine = summing(save_with_states(tmp_path_factory.mktemp("quiet") / "summing", patch), prefix_cache=False)
+
+    @cache
+    def text(tokens, *sampling):
+        return engine.generate(list(tokens), **dict(sampling)).tokens
+
+    return lambda tokens, sampling: list(text(tuple(tokens), *sorted(sampling.items())))
 
 
 def states_of(engine):
@@ -54,9 +69,8 @@ def turns(seed, number):
     ],
     ids=str,
 )
-def test_random_conversations_say_what_an_engine_without_a_cache_says(how, few, path, tmp_path, monkeypatch):
+def test_random_conversations_say_what_an_engine_without_a_cache_says(how, few, path, tmp_path, text_of, monkeypatch):
     """With sessions that are forked, rewound, saved and opened, and restarts on one directory."""
-    quiet = summing(path, prefix_cache=False)
     if few:
         monkeypatch.setattr(resolve, "MAX_SNAPSHOTS", 3)
     start = lambda: summing(path, max_sequences=2, prefix_dir=str(tmp_path / "blocks"), **how)  # noqa: E731
@@ -74,7 +88,7 @@ def test_random_conversations_say_what_an_engine_without_a_cache_says(how, few, 
             continue
         tokens, count = turn
         sampling = {"max_new_tokens": count, "ignore_eos": True, "temperature": random.choice([0.0, 0.9]), "seed": 5}
-        answer = list(quiet.generate(tokens, **sampling).tokens)
+        answer = text_of(tokens, sampling)
         if random.random() < 0.8:
             got, cached = said(engine, tokens, sampling)
             found += cached
@@ -218,56 +232,65 @@ def test_blocks_of_another_shape_of_states_lie_in_another_folder(path):
     assert "states" in found["shape"]
 
 
-PROCESS = """
-import os, sys
-from random import Random
-import pytest
+PROCESSES = """
+import os, sys, traceback
+import pytest, torch
 from tests import state_model
 from tests.cache.test_state_layers import summing
 from tests.cache.test_state_snapshots import turns
 from tokenmill.memory import atomic_file
-from tokenmill.registry import FAMILIES, MIXERS
+torch.set_num_threads(1)  # no thread is there yet that a fork would lack
 state_model.register(pytest.MonkeyPatch())
-path, folder, seed, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-replace, written = atomic_file.Path.replace, []
-def killing(self, target):
-    written.append(target)
-    if len(written) == last:
-        os._exit(9)  # before the name is there
-    replace(self, target)
-    if len(written) == last - 1 and seed % 2:
-        os._exit(9)  # behind it
-atomic_file.Path.replace = killing
-engine, told, answer = summing(path, block_size=4, prefix_dir=folder), turns(seed, 5), None
-while True:
-    try:
-        turn = told.send(answer)
-    except StopIteration:
-        break
-    answer = None
-    if turn is not None:
-        answer = list(engine.generate(turn[0], max_new_tokens=turn[1], ignore_eos=True).tokens)
-        print(turn[0], answer, flush=True)
+path, folder, replace = *sys.argv[1:], atomic_file.Path.replace
+
+def tell(seed, last):
+    written = []
+    def killing(self, target):
+        written.append(target)
+        if len(written) == last:
+            os._exit(9)  # before the name is there
+        replace(self, target)
+        if len(written) == last - 1 and seed % 2:
+            os._exit(9)  # behind it
+    atomic_file.Path.replace = killing
+    engine, told, answer = summing(path, block_size=4, prefix_dir=folder), turns(seed, 5), None
+    while True:
+        try:
+            turn = told.send(answer)
+        except StopIteration:
+            break
+        answer = None
+        if turn is not None:
+            answer = list(engine.generate(turn[0], max_new_tokens=turn[1], ignore_eos=True).tokens)
+            os.write(1, f"{turn[0]} {answer}\\n".encode())  # a line of one process at a time
+
+def begin(seed, last):
+    child = os.fork()
+    if not child:
+        try:
+            tell(seed, last)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+for last in (9, 10**9):
+    children = [begin(seed, last) for seed in (5, 6, 5)]  # two have the same conversations
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.write(1, f"ended {codes}\\n".encode())
 """
 
 
 @pytest.mark.slow
-def test_three_processes_on_one_directory_with_kills(path, tmp_path):
+def test_three_processes_on_one_directory_with_kills(path, tmp_path, text_of):
     """Each is killed at a certain write and started again; all texts are equal to those without a cache."""
-    quiet, folder = summing(path, prefix_cache=False), tmp_path / "blocks"
-
-    def begin(seed, last):
-        command = [sys.executable, "-c", PROCESS, *map(str, (path, folder, seed, last))]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    seen, codes = {}, set()
-    for last in (9, 10**9):
-        running = [begin(seed, last) for seed in (5, 6, 5)]  # two have the same conversations
-        for process in running:
-            for line in process.communicate(timeout=300)[0].splitlines():
-                tokens, answer = (eval(part + "]") for part in line.rstrip("]").split("] "))
-                if (key := tuple(tokens), len(answer)) not in seen:
-                    seen[key] = list(quiet.generate(tokens, max_new_tokens=len(answer), ignore_eos=True).tokens)
-                assert seen[key] == answer
-            codes.add(process.returncode)
-    assert codes == {0, 9} and len(seen) > 5
+    command, seen, codes = [sys.executable, "-c", PROCESSES, str(path), str(tmp_path / "blocks")], set(), []
+    for line in subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600).stdout.splitlines():
+        if line.startswith("ended "):
+            codes.append(set(json.loads(line.removeprefix("ended "))))
+            continue
+        tokens, answer = (json.loads(part + "]") for part in line.rstrip("]").split("] "))
+        seen.add((tuple(tokens), len(answer)))
+        assert text_of(tokens, {"max_new_tokens": len(answer), "ignore_eos": True}) == answer
+    assert codes == [{9}, {0}] and len(seen) > 5

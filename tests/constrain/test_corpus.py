@@ -6,6 +6,7 @@ bodies: the schema, the framework or frameworks that sent it, and the field that
 
 import json
 import os
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from tests.constrain.walks import CLOSING, compiled, faults, validator, walk
 
 LINES = (Path(__file__).parent / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
 SCHEMAS = [json.loads(line) for line in LINES]
-WALKS = int(os.environ.get("TOKENMILL_CORPUS_WALKS", "5"))  # for each schema
+WALKS = int(os.environ.get("TOKENMILL_CORPUS_WALKS", "0"))  # for each schema
+ENDED, MOST = (WALKS, WALKS) if WALKS else (2, 5)  # by default walks that end, among so many, since most do
 CLOSERS = CLOSING + b"zq"  # with which texts of zod's endsWith("z") and includes("q") end
 
 
@@ -25,8 +27,8 @@ def named(row):
 @pytest.mark.parametrize("row", SCHEMAS, ids=named)
 def test_what_a_framework_sends_is_accepted_and_what_is_written_fits(bytes_only, row):
     constraint = compiled(bytes_only, json_schema=json.dumps(row["schema"]))
-    texts = [walk(constraint, seed, most=600, closers=CLOSERS) for seed in range(WALKS)]
-    ended = [text for text, ends in texts if ends]
+    walks = (walk(constraint, seed, most=600, closers=CLOSERS) for seed in range(MOST))
+    ended = list(islice((text for text, ends in walks if ends), ENDED))
     assert ended
     assert [(text, wrong) for text in ended if (wrong := faults(row["schema"], json.loads(text)))] == []
 

@@ -15,7 +15,6 @@ from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError,
 from tokenmill.kernels.native_library import builds
 from tokenmill.program.native.program import Native
 
-FAMILIES = ["llama", "mixtral", "qwen3_5_text"]
 NAMES = ("a", "b", "c")
 TOKENS = prompt(21, seed=4)
 
@@ -43,8 +42,18 @@ def loaded(family, models, folder, names=NAMES, **settings):
 
 
 @needs_native
-@pytest.mark.parametrize("scheme", ["dense", "q8", "q4"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        # Adapters are added to what a scheme has multiplied; so each scheme is tried with one family.
+        pytest.param(family, scheme, marks=() if always else pytest.mark.long)
+        for family, scheme, always in (
+            *(("llama", scheme, True) for scheme in ("dense", "q8", "q4")),
+            *(("mixtral", scheme, scheme != "q8") for scheme in ("dense", "q8", "q4")),
+            *(("qwen3_5_text", scheme, scheme == "q8") for scheme in ("dense", "q8", "q4")),
+        )
+    ],
+)
 def test_a_row_has_the_same_bits_whatever_runs_beside(family, scheme, models, folder):
     """Alone, in any chunk, beside other adapters and beside the model alone, with one thread or two."""
     texts = [(prompt(length, seed=length), name) for length in (3, 18, 33) for name in (None, *NAMES)]
@@ -240,15 +249,22 @@ def test_a_receipt_names_the_adapter(models, folder):
         assert found.verdict == "unchecked" and "adapter 'b'" in found.notes[0]
 
 
-@pytest.mark.parametrize("speculate", ["suffix", "adaptive", "draft_model", "off"])
-def test_speculation_changes_no_text(speculate, models, folder):
-    sampling = {"max_new_tokens": 30, "ignore_eos": True}
+SAMPLING = {"max_new_tokens": 30, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def texts(models, folder):
+    """Without drafts."""
     with loaded("llama", models, folder, speculate="off", scheme="dense") as engine:
-        texts = [engine.generate(TOKENS[:5] * 3, adapter=name, **sampling).tokens for name in (None, *NAMES)]
+        return [engine.generate(TOKENS[:5] * 3, adapter=name, **SAMPLING).tokens for name in (None, *NAMES)]
+
+
+@pytest.mark.parametrize("speculate", ["suffix", "adaptive", "draft_model", "off"])
+def test_speculation_changes_no_text(speculate, texts, models, folder):
     more = {"draft_model": "q8"} if speculate == "draft_model" else {}
     with loaded("llama", models, folder, speculate=speculate, scheme="dense", **more) as engine:
         for name, text in zip((None, *NAMES), texts, strict=True):
-            assert engine.generate(TOKENS[:5] * 3, adapter=name, **sampling).tokens == text
+            assert engine.generate(TOKENS[:5] * 3, adapter=name, **SAMPLING).tokens == text
 
 
 def test_one_adapter_for_every_text(models, folder):

@@ -1,12 +1,14 @@
 """Drafts of Gemma 4's assistants, beside those of transformers' class; texts stay as they are."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.assistant_models import MODELS, drafts, save_assistant
+from tests import assistant_models
+from tests.assistant_models import MODELS, save_assistant
 from tests.marks import needs_native
 from tests.recorded_drafts import check, recorded
 from tests.tiny_models import prompt, save
@@ -22,6 +24,16 @@ SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_len
 DRAFTING = {**SETTINGS, "speculate": "draft_model", "num_draft_tokens": 3}
 GIVEN = prompt(23, seed=5)
 NAME = "gemma4_text-plain"
+
+
+@cache
+def _drafts(name, tokens, count):
+    return assistant_models.drafts(name, list(tokens), count)
+
+
+def drafts(name, tokens, count):
+    """What the reference drafts, computed once for the programs, whose texts are the same."""
+    return _drafts(name, tuple(tokens), count)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

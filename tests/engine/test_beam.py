@@ -1,6 +1,7 @@
 """Beam search: the texts and the scores of transformers' generate with num_beams."""
 
 import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -9,18 +10,19 @@ from tests.empty import check_empty
 from tests.peft_adapters import save_adapter
 from tests.tiny_models import prompt, reference, save
 from tokenmill import ConfigError, RequestError, load
-from tokenmill.engine.beam import Search
+from tokenmill.engine.beam import NOTHING, Search
 
 FAMILIES = ["llama", "gpt2", "mixtral", "gemma3_text", "lfm2"]
 STOPPING = {"heuristic": False, "full": True, "never": "never"}
 
 
+@cache
 def expected(model, tokens, width, new, ends, penalty=1.0, stopping="heuristic"):
-    """The new tokens, without what is padded, and the score of each text."""
+    """The new tokens, without what is padded, and the score of each text. Every program is compared with the same."""
     with torch.no_grad():
         found = model.generate(
             torch.tensor([tokens]), num_beams=width, num_return_sequences=width, max_new_tokens=new, do_sample=False,
-            length_penalty=penalty, early_stopping=STOPPING[stopping], eos_token_id=ends or None, pad_token_id=0,
+            length_penalty=penalty, early_stopping=STOPPING[stopping], eos_token_id=list(ends) or None, pad_token_id=0,
             return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
     texts = []
@@ -31,9 +33,8 @@ def expected(model, tokens, width, new, ends, penalty=1.0, stopping="heuristic")
 
 
 def same(engine, model, tokens, width, new, ends, **how):
-    texts, scores = expected(
-        model, tokens, width, new, ends, how.get("length_penalty", 1.0), how.get("stopping", "heuristic")
-    )
+    settings = how.get("length_penalty", 1.0), how.get("stopping", "heuristic")
+    texts, scores = expected(model, tuple(tokens), width, new, tuple(ends), *settings)
     found = engine.beam(tokens, width, max_new_tokens=new, ignore_eos=True, stop_token_ids=ends, **how)
     assert [beam.tokens for beam in found] == texts
     assert [beam.score for beam in found] == pytest.approx(scores, rel=1e-6, abs=2e-5)
@@ -54,15 +55,28 @@ def test_texts_and_scores_are_those_of_transformers(family, program, models):
         check_empty(engine.core)
 
 
+@pytest.fixture(scope="module")
+def ends_of(engine_of, models):
+    """Gives the engine for all penalties, a prompt, and tokens that end its beams in the midst of a search."""
+    settings = {"dtype": "float32", "program": "eager", "scheme": "dense", "max_sequences": 4}
+
+    @cache
+    def find(seed):
+        engine, tokens = engine_of(save("llama", models), **settings), prompt(6, seed=seed)
+        plain = engine.beam(tokens, 4, max_new_tokens=10, ignore_eos=True)
+        return engine, tokens, sorted({beam.tokens[at] for beam, at in zip(plain, (1, 3, 5, 7), strict=True)})
+
+    return find
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3), marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("stopping", STOPPING)
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -1.0])
-def test_length_penalties_and_ways_to_stop(penalty, stopping, models):
-    with load(save("llama", models), dtype="float32", program="eager", scheme="dense", max_sequences=4) as engine:
-        for seed in range(4):
-            tokens = prompt(6, seed=seed)
-            plain = engine.beam(tokens, 4, max_new_tokens=10, ignore_eos=True)
-            ends = sorted({beam.tokens[at] for beam, at in zip(plain, (1, 3, 5, 7), strict=True)})
-            same(engine, reference("llama"), tokens, 4, 10, ends, length_penalty=penalty, stopping=stopping)
+def test_length_penalties_and_ways_to_stop(penalty, stopping, seeds, ends_of):
+    for seed in seeds:
+        engine, tokens, ends = ends_of(seed)
+        same(engine, reference("llama"), tokens, 4, 10, ends, length_penalty=penalty, stopping=stopping)
+    check_empty(engine.core)
 
 
 def test_a_beam_of_one_is_greedy(models):
@@ -111,6 +125,14 @@ def test_with_an_adapter(models, tmp_path):
         same(engine, peft, prompt(8), 3, 8, [], adapter="a")
 
 
+@pytest.fixture(scope="module")
+def refusing(engine_of, models):
+    """The engine of what is refused, which is empty after all of it."""
+    engine = engine_of(save("llama", models), program="eager")
+    yield engine
+    check_empty(engine.core)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -125,11 +147,9 @@ def test_with_an_adapter(models, tmp_path):
         ({"max_new_tokens": 1000}, "max_length"),
     ],
 )
-def test_what_is_refused(given, said, models):
-    with load(save("llama", models), program="eager") as engine:
-        with pytest.raises((ConfigError, RequestError), match=said):
-            engine.beam(prompt(5), **({"max_new_tokens": 4} | given))
-        check_empty(engine.core)
+def test_what_is_refused(given, said, refusing):
+    with pytest.raises((ConfigError, RequestError), match=said):
+        refusing.beam(prompt(5), **({"max_new_tokens": 4} | given))
 
 
 def test_an_interrupt_leaves_nothing_behind(models):
@@ -158,11 +178,15 @@ def test_fewer_texts_than_beams_where_few_are_possible():
 
 @pytest.mark.parametrize("length_penalty", [-100, -5.0, 100])
 def test_any_penalty_gives_texts(length_penalty, models):
-    """Also where a power of the length is no number of 64 bits, or scores fall below the one that stands for none."""
+    """Also where a power of the length is no number of 64 bits, or scores fall below the one that stands for none,
+    which 30 tokens take for a penalty of -5.
+    """
+    new = 32 if length_penalty == -5.0 else 9
     with load(save("llama", models), program="eager", max_length=60) as engine:
         for stopping in ("heuristic", "never"):
-            how = {"length_penalty": length_penalty, "stopping": stopping, "ignore_eos": True, "max_new_tokens": 50}
-            assert len(engine.beam(prompt(5), 3, **how)) == 3
+            how = {"length_penalty": length_penalty, "stopping": stopping, "ignore_eos": True, "max_new_tokens": new}
+            found = engine.beam(prompt(5), 3, **how)
+            assert len(found) == 3 and (found[-1].score < NOTHING) == (length_penalty < 0)
     search = Search(2, 5000, frozenset({1}), length_penalty, "never", beams=[((0,) * 4000, -3000.0)])
     search.step(torch.tensor([[0.0, 0.0]]))
     assert len(search.found) == 1

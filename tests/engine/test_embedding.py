@@ -5,6 +5,7 @@ import shutil
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,13 @@ TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
 POOLINGS = ("last", "mean", "cls", "weighted")
 
 
+@cache
+def rows_of(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
+    return reference(name)(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].double()
+
+
 def expected(name: str, tokens: list[int], pooling: str) -> torch.Tensor:
-    rows_TD = reference(name)(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].double()
+    rows_TD = rows_of(name, tuple(tokens))
     weights = torch.arange(1, len(tokens) + 1).double()
     pooled = {
         "last": rows_TD[-1],
@@ -44,9 +50,9 @@ def expected(name: str, tokens: list[int], pooling: str) -> torch.Tensor:
 @pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("pooling", POOLINGS)
 @torch.inference_mode()
-def test_vectors_are_those_of_transformers(pooling, program, tmp_path):
-    path = save("qwen3", tmp_path)
-    engine = load(path, dtype="float32", program=program, max_length=64, threads=1)
+def test_vectors_are_those_of_transformers(pooling, program, models, engine_of):
+    path = save("qwen3", models)
+    engine = engine_of(path, dtype="float32", program=program, max_length=64, threads=1)
     found = engine.embed(TEXTS, pooling=pooling)
     assert found.dtype == torch.float32 and found.shape == (5, engine.model_config.hidden_size)
     for vector, tokens in zip(found, TEXTS, strict=True):
@@ -56,11 +62,13 @@ def test_vectors_are_those_of_transformers(pooling, program, tmp_path):
 
 @needs_native
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_chunks(pooling, tmp_path):
-    path = save("qwen3", tmp_path)
-    whole = load(path, program="native", max_length=64, threads=1).embed(TEXTS, pooling=pooling)
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_chunks(pooling, models, engine_of):
+    path = save("qwen3", models)
+    quiet = engine_of(path, program="native", max_length=64, threads=1, prefix_cache=False)
+    whole = quiet.embed(TEXTS, pooling=pooling)
     for how in ({"max_step_tokens": 7, "block_size": 4}, {"threads": 2, "max_sequences": 1}, {"prefix_cache": False}):
-        engine = load(path, program="native", max_length=64, **how)
+        engine = engine_of(path, program="native", max_length=64, **how)
+        engine.core.clear_prefix_cache()
         for _ in range(2):  # the second time the cache has rows
             alone = torch.stack([engine.embed(tokens, pooling=pooling) for tokens in reversed(TEXTS)]).flip(0)
             assert torch.equal(alone, whole) and torch.equal(engine.embed(TEXTS, pooling=pooling), whole)
@@ -109,10 +117,9 @@ def test_dimensions_are_cut_before_the_length_is_made_1(llama):
         (TEXTS, {"prompt_name": "query"}, "prompt_name = 'query': this model's files have none"),
     ],
 )
-def test_bad_input_is_refused_by_name(texts, settings, message, llama):
-    engine = load(llama, dtype="float32", max_length=64)
+def test_bad_input_is_refused_by_name(texts, settings, message, llama, engine_of):
     with pytest.raises(RequestError, match=message):
-        engine.embed(texts, **settings)
+        engine_of(llama, dtype="float32", max_length=64).embed(texts, **settings)
 
 
 def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(llama):
@@ -286,8 +293,9 @@ def test_rows_that_nobody_can_find_again_are_not_kept(tmp_path):
     assert counts[0] > 0 and set(counts) == {counts[0]}
 
 
-def test_an_engine_that_is_closed_meanwhile_says_so(llama):
-    for _ in range(20):
+@pytest.mark.parametrize("trials", [6, pytest.param(60, marks=pytest.mark.long)])
+def test_an_engine_that_is_closed_meanwhile_says_so(trials, llama):
+    for _ in range(trials):
         engine = load(llama, dtype="float32", max_length=64)
         closing = threading.Thread(target=engine.close)
         closing.start()
@@ -298,15 +306,15 @@ def test_an_engine_that_is_closed_meanwhile_says_so(llama):
 
 
 @pytest.mark.parametrize("texts", [[[1], 5], [[1], None], [[1], object()]])
-def test_what_is_no_text_is_refused(texts, llama):
+def test_what_is_no_text_is_refused(texts, llama, engine_of):
     with pytest.raises(RequestError, match="text 2 of 2"):
-        load(llama, max_length=64).embed(texts)
+        engine_of(llama, dtype="float32", max_length=64).embed(texts)
 
 
 @pytest.mark.parametrize("settings", [{"pooling": {}}, {"pooling": ""}, {"prompt_name": []}, {"dimensions": 1.0}])
-def test_settings_of_another_type_are_refused(settings, llama):
+def test_settings_of_another_type_are_refused(settings, llama, engine_of):
     with pytest.raises(RequestError, match=next(iter(settings))):
-        load(llama, max_length=64).embed(TEXTS, **settings)
+        engine_of(llama, dtype="float32", max_length=64).embed(TEXTS, **settings)
 
 
 @pytest.mark.parametrize(("number", "pooling"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last")])

@@ -22,6 +22,14 @@ def engine(llama):
     return tokenmill.load(llama)
 
 
+@pytest.fixture(scope="module")
+def refusing(engine_of, llama):
+    """The engine of what is refused, which is empty after all of it."""
+    engine = engine_of(llama)
+    yield engine
+    check_empty(engine.core)
+
+
 def test_completion_says_what_happened(engine):
     done = engine.generate(prompt(5), max_new_tokens=7)
     assert len(done.tokens) == 7
@@ -248,12 +256,11 @@ def test_settings_that_cannot_be_are_refused_when_the_engine_is_built(llama, set
         ([1], {"temprature": 1}, ConfigError, r"temprature = 1 .*SamplingParams has max_new_tokens"),
     ],
 )
-def test_prompts_and_sampling_values_that_cannot_be_are_refused(engine, tokens, settings, error, message):
+def test_prompts_and_sampling_values_that_cannot_be_are_refused(refusing, tokens, settings, error, message):
     with pytest.raises(error, match=message) as caught:
-        engine.generate(tokens, **settings)
+        refusing.generate(tokens, **settings)
     assert "\n" not in str(caught.value)
-    check_empty(engine.core)
-    assert len(engine.generate(prompt(3), max_new_tokens=2).tokens) == 2  # and the engine goes on
+    assert len(refusing.generate(prompt(3), max_new_tokens=2).tokens) == 2  # and the engine goes on
 
 
 def test_a_sequence_larger_than_the_pool_is_refused_and_its_batch_with_it(llama):

@@ -1,6 +1,7 @@
 """Drafts of the layer that predicts further tokens, beside those of transformers' layers; texts stay as they are."""
 
 import json
+from functools import cache
 from itertools import count
 from types import SimpleNamespace
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import mtp_models
 from tests.gguf_files import with_tensors
 from tests.gguf_models import numbers_of
 from tests.marks import needs_native
-from tests.mtp_models import MODELS, drafts, layer_of, save_with_mtp
+from tests.mtp_models import MODELS, layer_of, save_with_mtp
 from tests.recorded_drafts import check, recorded
 from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
@@ -31,6 +33,16 @@ SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_len
 DRAFTING = {**SETTINGS, "speculate": "draft_model", "draft_model": "mtp", "num_draft_tokens": 3}
 GIVEN = prompt(23, seed=5)
 NAME = "qwen3_5_text"
+
+
+@cache
+def _drafts(name, tokens, count, first):
+    return mtp_models.drafts(name, list(tokens), count, first)
+
+
+def drafts(name, tokens, count, first=1):
+    """What the reference drafts, computed once for the programs, whose texts are the same."""
+    return _drafts(name, tuple(tokens), count, first)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -199,11 +211,18 @@ def gguf_with_mtp(name, folder, without=None):
     return with_tensors(plain, folder / "mtp.gguf", more, keys, without)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_drafts_out_of_a_gguf_file(program, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
     name = f"{NAME}-gguf"  # whose keys are as wide as its values
-    monkeypatch.setitem(TINY, name, numbers_of(NAME))
-    engine = load(gguf_with_mtp(name, tmp_path), program=program, **DRAFTING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TINY, name, numbers_of(NAME))
+        yield gguf_with_mtp(name, tmp_path_factory.mktemp("gguf"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_drafts_out_of_a_gguf_file(program, gguf_file):
+    name = f"{NAME}-gguf"
+    engine = load(gguf_file, program=program, **DRAFTING)
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
     assert made
@@ -272,6 +291,14 @@ def test_a_layer_with_embeddings_of_its_own(tmp_path, caplog):
 def test_what_has_no_such_layer(models, llama):
     with pytest.raises(ConfigError, match="predicts further tokens"):
         load(llama, **{**DRAFTING, "program": "eager"})
+    checkpoint, config = open_checkpoint(save_with_mtp(NAME, models)), SimpleNamespace(tensor_parallel=2)
+    target = SimpleNamespace(model_config=read_config(checkpoint.config), config=config, program_name="eager")
+    assert "only with native or eager in one process" in mtp.refuse_mtp(checkpoint, target)
+
+
+@pytest.mark.long
+def test_ranks_have_no_such_layer(models):
+    """Which are processes, and begin before it is refused."""
     with pytest.raises(ConfigError, match=r"only with native or eager in one process"):
         load(save_with_mtp(NAME, models), tensor_parallel=2, **{**DRAFTING, "program": "eager"})
 

@@ -1,6 +1,7 @@
 """Scores of pairs against transformers' classifiers, types of tokens, and a decoder's answers."""
 
 import json
+from functools import cache
 
 import pytest
 import tokenizers
@@ -56,6 +57,7 @@ def save_classifier(name, directory, num_labels=1, is_plain=False):
     model.save_pretrained(path)
     words = save_tokenizer(path, "[CLS] $A [SEP] $B:1 [SEP]:1" if name in ("bert",) else "[CLS] $A [SEP] $B [SEP]")
 
+    @cache
     @torch.no_grad()
     def score(query, document):
         found = words.encode(query, document)
@@ -67,10 +69,16 @@ def save_classifier(name, directory, num_labels=1, is_plain=False):
     return path, score
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """Gives what save_classifier gives, made once for tests that change no file of it."""
+    return cache(lambda name, **how: save_classifier(name, tmp_path_factory.mktemp(name), **how))
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", CLASSES)
-def test_scores_are_those_of_transformers(name, program, tmp_path):
-    path, score = save_classifier(name, tmp_path, is_plain=True)
+def test_scores_are_those_of_transformers(name, program, classifier):
+    path, score = classifier(name, is_plain=True)
     engine = load(path, dtype="float32", scheme="dense", program=program, max_length=64, max_sequences=3)
     found, wanted = engine.rerank(QUERY, DOCUMENTS), torch.tensor([score(QUERY, each) for each in DOCUMENTS])
     assert (found - wanted).abs().max() < 1e-3 * (wanted.max() - wanted.min())
@@ -105,8 +113,8 @@ def test_a_sigmoid_is_applied_unless_the_config_names_another_activation(tmp_pat
         load(path, dtype="float32", max_length=64).rerank(QUERY, DOCUMENTS)
 
 
-def test_a_document_that_is_too_long_is_cut_if_that_is_asked_for(tmp_path):
-    path, score = save_classifier("bert", tmp_path, is_plain=True)
+def test_a_document_that_is_too_long_is_cut_if_that_is_asked_for(classifier):
+    path, score = classifier("bert", is_plain=True)
     engine = load(path, dtype="float32", max_length=32)
     with pytest.raises(RequestError, match="document 4 of 4"):
         engine.rerank(QUERY, DOCUMENTS)
@@ -153,10 +161,10 @@ def test_a_decoder_is_asked_for_yes_or_no(program, tmp_path):
         (QUERY, DOCUMENTS, {"instruction": "Find it."}, "reads no instruction"),
     ],
 )
-def test_bad_input_is_refused_by_name(query, documents, settings, message, tmp_path):
-    path, _ = save_classifier("bert", tmp_path)
+def test_bad_input_is_refused_by_name(query, documents, settings, message, classifier, engine_of):
+    path, _ = classifier("bert")
     with pytest.raises(RequestError, match=message):
-        load(path, max_length=64).rerank(query, documents, **settings)
+        engine_of(path, max_length=64).rerank(query, documents, **settings)
 
 
 def test_models_that_score_no_pairs_say_so(tmp_path):
@@ -167,9 +175,9 @@ def test_models_that_score_no_pairs_say_so(tmp_path):
         load(save_encoder("bert", tmp_path / "other"), max_length=64).rerank(QUERY, DOCUMENTS)
 
 
-def test_no_document_has_no_score(tmp_path):
-    path, _ = save_classifier("bert", tmp_path)
-    assert len(load(path, max_length=64).rerank(QUERY, [])) == 0
+def test_no_document_has_no_score(classifier, engine_of):
+    path, _ = classifier("bert")
+    assert len(engine_of(path, max_length=64).rerank(QUERY, [])) == 0
 
 
 @pytest.mark.parametrize(

@@ -212,10 +212,18 @@ def test_many_threads_begin_and_stop_it_at_once(thread):
     assert not wrong and not any(each.is_alive() for each in users)
 
 
+IMPORTS = """
+import sys, types
+for name in ("tokenmill.loader.loaded", "tokenmill.program.forward"):
+    sys.modules[name] = types.SimpleNamespace(LoadedModel=None, Program=None)
+"""
+"""The thread knows these as types alone, and torch, which they import, takes seconds."""
+
+
 def test_the_process_ends_while_a_step_is_made():
     """The interpreter waits for the step, and not for what would be waited for with it."""
-    code = """
-import sys, threading, time
+    code = f"""{IMPORTS}
+import threading, time
 from tokenmill.engine.thread import EngineThread
 thread, within = EngineThread(), threading.Event()
 def step():
@@ -232,7 +240,7 @@ sys.exit(3)
 
 def test_it_is_used_once_the_process_ends():
     """By what was to be called before tokenmill was imported, and by what the interpreter collects at its end."""
-    code = """
+    code = f"""{IMPORTS}
 import atexit
 atexit.register(lambda: print("atexit", uses[0]()))
 class A:

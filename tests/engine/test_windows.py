@@ -2,6 +2,7 @@
 back, and filled with NaN as soon as they are."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -70,15 +71,38 @@ def how(request):
     return settings
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"])
-def test_a_text_of_forty_windows_from_three_windows_of_cache(path, how, sampling):
+@cache
+def alone(path, program, cache_format, temperature):
+    """The text in a cache of its length, computed once for settings that change no bit."""
+    quiet = {"speculate": "off", "async_scheduling": "off", "cache_format": cache_format, "cache_tokens": LONG}
+    engine = engine_for(path, **PROGRAMS[program], **quiet)
+    return engine.generate(LONG_START, **GREEDY, temperature=temperature, seed=5).tokens
+
+
+GREEDY_ALONE = ("eager, int8", "compiled", "native, int8")
+"""Who draws a token, and where, is as in the program without these: `make test-long` tries it with them, too."""
+
+
+@pytest.mark.parametrize(
+    ("how", "temperature"),
+    [
+        pytest.param(
+            name,
+            temperature,
+            id=f"{name}-{'sampled' if temperature else 'greedy'}",
+            marks=pytest.mark.long if temperature and name in GREEDY_ALONE else (),
+        )
+        for temperature in (0.0, 0.8)
+        for name in PROGRAMS
+    ],
+    indirect=["how"],
+)
+def test_a_text_of_forty_windows_from_three_windows_of_cache(path, how, temperature):
     """With steps of 9 tokens, PEAK blocks. A step in flight gives nothing back, and the next waits for that."""
-    alone = {**how, "speculate": "off", "async_scheduling": "off", "draft_model": None}
-    wanted = engine_for(path, **alone, cache_tokens=LONG)
     engine = engine_for(path, **how, cache_tokens=PEAK * SIZE, prefix_cache=False)
     held = poison(engine)
-    done = engine.generate(LONG_START, **GREEDY, **sampling)
-    assert done.tokens == wanted.generate(LONG_START, **GREEDY, **sampling).tokens
+    done = engine.generate(LONG_START, **GREEDY, temperature=temperature, seed=5)
+    assert done.tokens == alone(path, how["program"], how.get("cache_format", "dense"), temperature)
     assert len(done.tokens) == LONG - len(LONG_START) and max(held) == PEAK
     assert engine.core.scheduler.num_preemptions == 0
     check_empty(engine.core)
@@ -109,7 +133,7 @@ def test_the_cache_is_made_for_the_windows(path):
     assert config.cache_tokens == 15 * SIZE and engine.memory["cache_bytes"] == 15 * SIZE * 2 * 2 * 2 * 8 * 4
     held = poison(engine)
     engine.core.scheduler.memory.prefix_cache = False
-    wanted = engine_for(path, program="eager", cache_tokens=3 * LONG, max_sequences=3)
+    wanted = engine_for(path, program="eager", cache_tokens=3 * LONG, max_sequences=3, max_step_tokens=3 * LONG)
     prompts = [START[shift : shift + 150] for shift in (0, 1, 2)]
     done = engine.generate(prompts, max_new_tokens=60, ignore_eos=True)
     assert [each.tokens for each in done] == [
@@ -130,7 +154,7 @@ def test_a_text_may_be_longer_than_the_cache_and_no_longer_than_max_length(path)
 def test_a_session_goes_back_to_before_what_was_given_back(path, temperature):
     sampling = {"temperature": temperature, "seed": 3, "ignore_eos": True}
     engine = engine_for(path, program="eager", cache_tokens=PEAK * SIZE)
-    quiet = engine_for(path, program="eager", cache_tokens=2 * LONG, prefix_cache=False)
+    quiet = engine_for(path, program="eager", cache_tokens=2 * LONG, max_step_tokens=LONG, prefix_cache=False)
     with engine.session(START) as session:
         session.generate(max_new_tokens=20, **sampling)
         for place in (219, 212, 150, 9, 1):
@@ -146,10 +170,10 @@ def test_a_session_goes_back_to_before_what_was_given_back(path, temperature):
     check_empty(engine.core)
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 5), (7, LONG)], ids=str)
+@pytest.mark.parametrize("sizes", [(4, 4), pytest.param((4, 16), marks=pytest.mark.long), (16, 5), (7, LONG)], ids=str)
 def test_a_saved_session_has_the_rows_of_its_window_and_goes_on(path, tmp_path, sizes):
     """Of 259 rows the file has those from 251 on: a query at 258 reads them."""
-    settings = {"program": "eager", "cache_tokens": 3 * LONG}
+    settings = {"program": "eager", "cache_tokens": 3 * LONG, "max_step_tokens": LONG}
     engine = engine_for(path, **settings, block_size=sizes[0])
     with engine.session(START) as session:
         session.generate(max_new_tokens=60, ignore_eos=True)

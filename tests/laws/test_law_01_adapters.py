@@ -1,5 +1,7 @@
 """Law 1 for adapters (LoRA): every family with an adapter equals PEFT on the same tiny model, in float32."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -18,15 +20,27 @@ def check(found: torch.Tensor, expected: torch.Tensor, base: torch.Tensor, bound
     assert float((found - base).abs().max()) > 0.05 * largest, "the adapter changes the logits"
 
 
+@pytest.fixture(scope="module")
+def adapter_of(tmp_path_factory):
+    """Gives the folder of an adapter, and PEFT's logits: made once for both programs."""
+
+    @cache
+    def made(name, texts, kind=None):
+        folder = tmp_path_factory.mktemp("adapter")
+        peft = save_adapter(name, folder, **({} if kind is None else KINDS[kind][1]))
+        return folder, [logits_of(peft, list(tokens)) for tokens in texts]
+
+    return lambda name, texts, kind=None: made(name, tuple(map(tuple, texts)), kind)
+
+
 @pytest.mark.parametrize(("name", "program"), crossed(FAMILY_NAMES, ("eager", "native"), ("eager", "native")))
-def test_every_family_equals_peft(name, program, models, tmp_path):
+def test_every_family_equals_peft(name, program, models, adapter_of):
     """The bound is 1e-5 of the largest logit, and law 1's for layers whose sums transformers takes in another order."""
-    peft = save_adapter(name, tmp_path / "adapter")
+    folder, wanted = adapter_of(name, (TOKENS, LONGER))
     engine = load(save(name, models), dtype="float32", program=program, scheme="dense", block_size=16)
     bases = [engine.logits(tokens) for tokens in (TOKENS, LONGER)]
-    engine.load_adapter("a", tmp_path / "adapter")
-    for tokens, base in zip((TOKENS, LONGER), bases, strict=True):
-        expected = logits_of(peft, tokens)
+    engine.load_adapter("a", folder)
+    for tokens, expected, base in zip((TOKENS, LONGER), wanted, bases, strict=True):
         check(
             engine.logits(tokens, adapter="a"),
             expected,
@@ -83,11 +97,13 @@ KINDS = {
 @needs_native
 @pytest.mark.parametrize("program", ["eager", "native"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_change_equals_peft(kind, program, models, tmp_path):
-    name, config = KINDS[kind]
-    peft = save_adapter(name, tmp_path / "adapter", **config)
-    engine = load(save(name, models), dtype="float32", program=program, scheme="dense")
+def test_every_kind_of_change_equals_peft(kind, program, models, engine_of, adapter_of):
+    """One after another in one engine, each under its own name."""
+    name, _ = KINDS[kind]
+    folder, (expected,) = adapter_of(name, (TOKENS,), kind)
+    engine = engine_of(save(name, models), dtype="float32", program=program, scheme="dense")
     base = engine.logits(TOKENS)
-    engine.load_adapter("a", tmp_path / "adapter")
-    check(engine.logits(TOKENS, adapter="a"), logits_of(peft, TOKENS), base, 1e-5 if program == "eager" else 1e-4)
+    engine.load_adapter(kind, folder)
+    check(engine.logits(TOKENS, adapter=kind), expected, base, 1e-5 if program == "eager" else 1e-4)
     assert torch.equal(engine.logits(TOKENS), base)
+    engine.unload_adapter(kind)

@@ -44,7 +44,16 @@ def shapes_of(path):
     return {name.removeprefix("model."): shape for name, shape in open_checkpoint(path).shapes.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name in (*PACKED, *SEEING, *KINDS)])
+def long_where(names, is_long):
+    """What a departure's names prove, others prove by default."""
+    return [pytest.param(name, marks=pytest.mark.long if is_long(name) else ()) for name in names]
+
+
+@pytest.mark.parametrize(
+    "name",
+    # A conversion reads the names of a departure, too.
+    long_where([name for name in TINY if name in (*PACKED, *SEEING, *KINDS)], lambda name: name not in FAMILY_NAMES),
+)
 def test_names_of_transformers_own_modules_in_shards(name, tmp_path):
     path = save(name, tmp_path, **OWN)
     assert len(list(path.glob("*.safetensors"))) > 1
@@ -61,16 +70,25 @@ def test_a_state_dict_in_a_bin_file(name, tmp_path):
     check_logits(logits(tmp_path, prompt(20)), name, prompt(20))
 
 
-def test_the_families_with_two_names_are_those_of_which_transformers_writes_two(models, tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param([*FAMILY_NAMES, *PACKED], id="families"), pytest.param(TINY, id="all", marks=pytest.mark.long)],
+)
+def test_the_families_with_two_names_are_those_of_which_transformers_writes_two(names, models, tmp_path):
     """So that the test of shards compares what it is for. A model that sees has the names of its text part."""
     differ = set()
-    for name, (kind, _) in TINY.items():
+    for name, kind in ((name, TINY[name][0]) for name in names):
         own = set(shapes_of(save(name, tmp_path, save_original_format=False)))
         differ |= {kind} if own != set(shapes_of(save(name, models))) and name not in SEEING else set()
     assert differ == {TINY[name][0] for name in PACKED}
 
 
-@pytest.mark.parametrize("name", PACKED)
+ALIKE = """granitemoeshared-none gpt_neox-serial deepseek_v2-groups ernie4_5_moe-departures nemotron_h-dense
+    lfm2_moe-departures exaone_moe-departures afmoe-departures""".split()
+"""Departures without a name that their family has not."""
+
+
+@pytest.mark.parametrize("name", long_where(PACKED, lambda name: name in ALIKE))
 def test_a_converted_directory_has_the_published_names(name, models, tmp_path):
     out = convert(open_checkpoint(save(name, tmp_path, **OWN)), tmp_path / "out", "float32", Silent())
     made_by_hand = {"olmo_hybrid": as_published, "kimi_linear": kimi_as_published}.get(TINY[name][0])

@@ -4,12 +4,14 @@ Greedy and sampled, on tiny models of every family in float32. Logits of the tin
 rounding, so a difference here is a wrong row, not a tie.
 """
 
+from itertools import product
+
 import pytest
 import torch
 
 from tests.integrity import check_scheduler
-from tests.marks import crossed, each
-from tests.tiny_models import CONTEXT, FAMILY_NAMES, KINDS, TINY, prompt, reference, save
+from tests.marks import QUICK_FAMILIES, each
+from tests.tiny_models import CONTEXT, FAMILY_NAMES, HYBRIDS, KINDS, TINY, prompt, reference, save
 from tokenmill import load
 from tokenmill.errors import NoKernel
 from tokenmill.model.description import describe
@@ -20,7 +22,16 @@ PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]
 NEW = 14
 
 
-@pytest.fixture(scope="module", params=crossed(FAMILY_NAMES, SAMPLING, ["greedy"], as_one=True))
+def cases():
+    """Every family greedy, and sampled those that everything is tried with: the sampler sees no family."""
+    always = {(family, "sampled") for family in QUICK_FAMILIES} | {(family, "greedy") for family in (*KINDS, *HYBRIDS)}
+    return [
+        pytest.param(pair, marks=() if pair in always else pytest.mark.long, id="-".join(pair))
+        for pair in product(FAMILY_NAMES, SAMPLING)
+    ]
+
+
+@pytest.fixture(scope="module", params=cases())
 def case(request):
     """A family, and how its tokens are drawn."""
     return request.param
@@ -51,7 +62,7 @@ def batch(engine, prompts, sampling):
     return [d.tokens for d in done]
 
 
-@pytest.mark.parametrize("budget", [1, 2, 7])
+@pytest.mark.parametrize("budget", [1, pytest.param(2, marks=pytest.mark.long), 7])
 def test_any_chunk_split(budget, family, sampling, singles, models):
     engine = load(save(family, models), dtype="float32", max_step_tokens=budget)
     assert [engine.generate(p, max_new_tokens=NEW, **sampling).tokens for p in PROMPTS] == singles
@@ -64,13 +75,16 @@ def test_without_the_cache(budget, block_size, family, sampling, singles, models
     assert batch(engine, PROMPTS, sampling) == singles
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 128])
+# Arrivals have blocks of 16, too.
+@pytest.mark.parametrize("block_size", [1, 3, pytest.param(16, marks=pytest.mark.long), 128])
 def test_any_block_size_in_a_batch_of_eight(block_size, family, sampling, singles, models):
     engine = load(save(family, models), dtype="float32", block_size=block_size, max_sequences=8)
     assert batch(engine, PROMPTS, sampling) == singles
 
 
-@pytest.mark.parametrize("order", [[7, 6, 5, 4, 3, 2, 1, 0], [3, 0, 6, 1, 7, 4, 2, 5]])
+@pytest.mark.parametrize(
+    "order", [pytest.param([7, 6, 5, 4, 3, 2, 1, 0], marks=pytest.mark.long), [3, 0, 6, 1, 7, 4, 2, 5]]
+)
 def test_any_order_with_few_places_and_a_small_budget(order, family, sampling, singles, models):
     engine = load(save(family, models), dtype="float32", block_size=4, max_sequences=3, max_step_tokens=11)
     assert batch(engine, [PROMPTS[i] for i in order], sampling) == [singles[i] for i in order]

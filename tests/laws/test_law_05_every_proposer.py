@@ -7,6 +7,7 @@ pass feeds changes how torch rounds (README, "The promise").
 import math
 import os
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -22,6 +23,8 @@ PROGRAMS = {
     "compiled float32": {"program": "compiled", "compile_backend": "eager", "dtype": "float32"},
 }
 SLOW = ("native q4", "compiled float32")
+"""Programs that differ from others in their matrices alone. CI tries them in batches, with the two proposers of which
+adaptive speculation chooses."""
 PROPOSERS = {
     "suffix": {"speculate": "suffix"},
     "draft_model": {"speculate": "draft_model", "draft_model": "q8", "num_draft_tokens": 4},
@@ -37,10 +40,7 @@ def prompts():
     return [one if number % 2 else one * 2 for number, one in enumerate(ones)]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS],
-)
+@pytest.fixture(scope="module")
 def program(request):
     return request.param
 
@@ -56,8 +56,19 @@ def expected(program, llama):
     }
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("proposer", PROPOSERS)
+def cases():
+    for program, proposer, batch in product(PROGRAMS, PROPOSERS, (1, 8)):
+        marks = (
+            ()
+            if program not in SLOW
+            else pytest.mark.slow
+            if batch == 8 and "adaptive" not in proposer
+            else pytest.mark.long
+        )
+        yield pytest.param(program, proposer, batch, marks=marks)
+
+
+@pytest.mark.parametrize(("program", "proposer", "batch"), list(cases()), indirect=["program"])
 def test_texts_are_those_of_plain_decoding(proposer, batch, program, expected, llama):
     engine = load(llama, **PROGRAMS[program], **PROPOSERS[proposer], max_sequences=batch)
     for name, sampling in SAMPLING.items():

@@ -23,7 +23,7 @@ from tokenmill.text.token_bytes import token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
 
-EXAMPLES = int(os.environ.get("TOKENMILL_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TOKENMILL_EXAMPLES", "20"))
 CUTS = st.lists(st.integers(0, 60), max_size=5)
 TEXTS = st.one_of(
     st.text(max_size=20),

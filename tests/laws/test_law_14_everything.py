@@ -9,6 +9,7 @@ import os
 import random
 import threading
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from tokenmill.schedule.sequence import Plan, Work
 from tokenmill.text.thinking import thinking_of
 from tokenmill.weights.pooling import POOLINGS
 
-SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "1"))
+SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "0.5"))
 THREADS = 4
 CONSTRAINTS = (
     {},
@@ -379,12 +380,21 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
     everything_at_once(llama, PROGRAMS[program], tmp_path)
 
 
-def slow_but(quick, programs=tuple(PROGRAMS)):
-    """The programs, of which the default run tries those that are named."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in programs]
+def tried(*parameters, quick=(), slow=()):
+    """All combinations: CI tries those that are quick, and slow, which between them have every value of each parameter;
+    `make test-long` tries the others, too."""
+    found = []
+    for case in product(*parameters) if len(parameters) > 1 else parameters[0]:
+        marks = () if case in quick else pytest.mark.slow if case in slow else pytest.mark.long
+        found.append(pytest.param(*(case if len(parameters) > 1 else (case,)), marks=marks))
+    assert {*quick, *slow} <= {*(product(*parameters) if len(parameters) > 1 else parameters[0])}
+    return found
 
 
-@pytest.mark.parametrize("program", slow_but(("native, draft model", "eager, async")))
+@pytest.mark.parametrize(
+    "program",
+    tried(PROGRAMS, quick=("native, draft model", "eager, async"), slow=("native, adaptive", "eager, drafts")),
+)
 def test_every_text_of_a_model_that_gives_blocks_back(program, models, tmp_path):
     """The window of every layer has 7 tokens, and blocks have 4: whatever goes back by more is computed anew."""
     everything_at_once(save("mistral", models), PROGRAMS[program], tmp_path)
@@ -402,13 +412,15 @@ def test_every_text_of_a_model_with_departures(family, program, models, tmp_path
     everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
 
 
-@pytest.mark.parametrize("program", slow_but(("native, adaptive",)))
+@pytest.mark.parametrize(
+    "program", tried(PROGRAMS, quick=("native, adaptive",), slow=("eager, async", "eager, drafts"))
+)
 def test_every_text_of_a_model_that_is_constrained(program, tmp_path):
     """Its tokens are bytes, so that grammars have something to say of them."""
     everything_at_once(save_thinking_model(tmp_path / "bytes"), PROGRAMS[program], tmp_path)
 
 
-@pytest.mark.parametrize("program", slow_but(("eager",)))
+@pytest.mark.parametrize("program", tried(PROGRAMS, quick=("eager",), slow=("native, adaptive",)))
 def test_every_text_of_a_model_whose_layers_differ(program, tmp_path, monkeypatch):
     everything_at_once(save_unequal(tmp_path / "unequal", monkeypatch), PROGRAMS[program], tmp_path)
 
@@ -419,23 +431,45 @@ def test_every_text_of_a_model_whose_layers_keep_states(program, tmp_path, monke
     everything_at_once(save_with_states(tmp_path / "summing", monkeypatch), PROGRAMS[program], tmp_path)
 
 
-@pytest.mark.parametrize("program", slow_but(("native, adaptive",)))
-@pytest.mark.parametrize("family", [*HYBRIDS, "mamba2"])  # the last one has no layer that keeps rows
+STATEFUL = (*HYBRIDS, "mamba2")  # the last one has no layer that keeps rows
+
+
+@pytest.mark.parametrize(
+    ("family", "program"),
+    tried(
+        STATEFUL,
+        PROGRAMS,
+        quick=[(family, "native, adaptive") for family in STATEFUL],
+        slow=[*zip(STATEFUL, (name for name in PROGRAMS if name != "native, adaptive"), strict=True)],
+    ),
+)
 def test_every_text_of_a_hybrid(family, program, models, tmp_path):
     everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
 
 
-@pytest.mark.parametrize("proposer", ("adaptive", pytest.param("draft_model", marks=pytest.mark.slow)))
-@pytest.mark.parametrize("name", ("qwen3_5_text", pytest.param("glm4_moe_lite", marks=pytest.mark.slow)))
-@pytest.mark.parametrize("program", slow_but(("native",), ("native", "eager")))
+@pytest.mark.parametrize(
+    ("program", "name", "proposer"),
+    tried(
+        ("native", "eager"),
+        ("qwen3_5_text", "glm4_moe_lite"),
+        ("adaptive", "draft_model"),
+        quick=[("native", "qwen3_5_text", "adaptive")],
+        slow=[
+            ("native", "glm4_moe_lite", "draft_model"),
+            ("eager", "qwen3_5_text", "draft_model"),
+            ("eager", "glm4_moe_lite", "adaptive"),
+        ],
+    ),
+)
 def test_every_text_of_a_model_whose_own_layer_drafts(name, proposer, program, models, tmp_path):
     settings = {"program": program, "speculate": proposer, "draft_model": "mtp"}
     everything_at_once(save_with_mtp(name, models), settings, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("proposer", ("adaptive", "draft_model"))
-@pytest.mark.parametrize("program", ("native", "eager"))
+@pytest.mark.parametrize(
+    ("program", "proposer"),
+    tried(("native", "eager"), ("adaptive", "draft_model"), slow=[("native", "adaptive"), ("eager", "draft_model")]),
+)
 def test_every_text_of_a_model_with_an_assistant(proposer, program, models, tmp_path):
     settings = {"program": program, "speculate": proposer}
     assistant = save_assistant("gemma4_text-plain", tmp_path)
@@ -449,11 +483,20 @@ def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path)
     everything_at_once(tmp_path / "mixed", PROGRAMS["native, adaptive"], tmp_path)
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "gemma3_text", "qwen3_5_text")]
-
-
-@pytest.mark.parametrize("program", slow_but(("native, adaptive", "eager")))
-@pytest.mark.parametrize("family", ("llama", *OTHERS))
+@pytest.mark.parametrize(
+    ("family", "program"),
+    tried(
+        ("llama", "mixtral", "gemma3_text", "qwen3_5_text"),
+        PROGRAMS,
+        quick=[("llama", "native, adaptive"), ("llama", "eager")],
+        slow=[
+            ("mixtral", "native"),
+            ("qwen3_5_text", "native, draft model"),
+            ("gemma3_text", "eager, async"),
+            ("mixtral", "eager, drafts"),
+        ],
+    ),
+)
 def test_every_text_of_several_adapters(family, program, models, tmp_path):
     """Of the model alone, too: one on all matrices, one with the embedding, one with DoRA of a few."""
     kinds = {
@@ -466,9 +509,11 @@ def test_every_text_of_several_adapters(family, program, models, tmp_path):
     everything_at_once(save(family, models), PROGRAMS[program], tmp_path, adapters=[tmp_path / name for name in kinds])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if "native" in name])
-@pytest.mark.parametrize("family", ("llama", "mixtral", "gpt_oss"))
+NATIVE = [name for name in PROGRAMS if "native" in name]
+HALF = ("llama", "mixtral", "gpt_oss")
+
+
+@pytest.mark.parametrize(("family", "program"), tried(HALF, NATIVE, slow=[*zip(HALF, NATIVE, strict=True)]))
 def test_every_text_of_a_model_in_float16(family, program, tmp_path):
     """Foreign rows are those of float32, which the program computes in, too."""
     halves = {name: tensor.half() for name, tensor in reference(family).state_dict().items()}
@@ -487,9 +532,13 @@ def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path)
     everything_at_once(path, PROGRAMS["native, adaptive"], tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ("native", "native, draft model"))
-@pytest.mark.parametrize("family", ("llama", "mixtral", *HYBRIDS))
+RANKED = ("llama", "mixtral", *HYBRIDS)
+WITH_RANKS = ("native", "native, draft model")
+
+
+@pytest.mark.parametrize(
+    ("family", "program"), tried(RANKED, WITH_RANKS, slow=[*zip(RANKED, 3 * WITH_RANKS, strict=True)])
+)
 def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
     """The draft model is computed by rank 0 alone."""
     settings = PROGRAMS[program] | {"tensor_parallel": 2}

@@ -1,7 +1,7 @@
 """Whatever a file holds, opening and using it ends in a text or in an error of ours, soon, and in bounded memory. A
 config that is taken means what it means to transformers.
 
-The default run tries a few hundred mutations. TOKENMILL_MUTATIONS=6000 tries so many of each kind of file, from
+The default run tries two hundred mutations. TOKENMILL_MUTATIONS=6000 tries so many of each kind of file, from
 TOKENMILL_MUTATIONS_FROM on, so that several processes can share the numbers. The config.json of every family is mutated
 by `make test-long`.
 """
@@ -18,7 +18,7 @@ from tests.tiny_models import auto_class, prompt
 from tokenmill import TokenmillError, load
 from tokenmill.kernels.native_library import why_not
 
-COUNT = int(os.environ.get("TOKENMILL_MUTATIONS", "40"))
+COUNT = int(os.environ.get("TOKENMILL_MUTATIONS", "20"))
 FIRST = int(os.environ.get("TOKENMILL_MUTATIONS_FROM", "0"))
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason="packed models and half of the runs are native")

@@ -1,6 +1,7 @@
 """The planner's arithmetic against what is really allocated."""
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -56,11 +57,15 @@ def test_every_parameter_of_the_file_is_counted(name, models):
     assert counted == sum(size for name, size in sizes.items() if not name.endswith((".beta", ".eps")))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("program", "scheme"), FORMS)
-@pytest.mark.parametrize(
-    "name", ["llama-mha-tied", "gpt2", "gpt_neox", "qwen3", "mixtral", "gemma4_text-plain", "falcon_h1"]
-)
+MODELS = ["llama-mha-tied", "gpt2", "gpt_neox", "qwen3", "mixtral", "gemma4_text-plain", "falcon_h1"]
+ALLOCATED = [
+    # float16 has as many bytes as bfloat16: by default it is counted in one model
+    pytest.param(name, *form, dtype, marks=pytest.mark.long if dtype == "float16" and name != MODELS[0] else ())
+    for name, form, dtype in product(MODELS, FORMS, DTYPES)
+]
+
+
+@pytest.mark.parametrize(("name", "program", "scheme", "dtype"), ALLOCATED)
 def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, models):
     sizes = {"dtype": dtype, "max_sequences": 3, "block_size": 16, "max_length": CONTEXT // 2}
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -95,17 +96,24 @@ def made(config: dict[str, Any], is_drawn: bool = True) -> PreTrainedModel:
     return model
 
 
-def changes(config: dict[str, Any], plain: PreTrainedModel) -> bool | None:
-    """Whether transformers' model is another one; None where it cannot be made, or cannot run."""
-    ids = torch.tensor([prompt(10)])
+IDS = torch.tensor([prompt(10)])
+
+
+def logits_of(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(IDS).logits
+    return found
+
+
+def changes(config: dict[str, Any], weights: dict[str, Tensor], logits: Tensor) -> bool | None:
+    """Whether transformers' model is another one than that of these weights; None where it cannot be made, or run."""
     try:
-        model, weights = made(config, is_drawn=False), plain.state_dict()
+        model = made(config, is_drawn=False)
         own = {name: weight.shape for name, weight in model.state_dict().items()}
         if own != {name: weight.shape for name, weight in weights.items()}:
             return True
         model.load_state_dict(weights)
-        with torch.no_grad():
-            return not torch.allclose(model(ids).logits, plain(ids).logits, atol=1e-5)
+        return not torch.allclose(logits_of(model), logits, atol=1e-5)
     except Exception:  # noqa: BLE001  (whatever goes wrong there)
         return None
 
@@ -116,11 +124,12 @@ def test_a_key_of_another_family_changes_what_it_changes_in_transformers(name, c
     caplog.set_level(logging.ERROR)
     config = json.loads(json.dumps(config_of(*TINY[name]).to_dict(), default=str))
     ours, theirs, found = read_config(config), made(config), []
+    weights, logits = theirs.state_dict(), logits_of(theirs)
     for key, value in KEYS.items():
         changed = config | {key: value}
         mine = read(changed)
         if mine is not None and key not in UNSEEN.get(name, ()):
-            theirs_changes = changes(changed, theirs)
+            theirs_changes = changes(changed, weights, logits)
             if theirs_changes is not None and theirs_changes != (mine != ours):
                 found.append(f"{key} = {value} changes {'transformers' if theirs_changes else 'tokenmill'} alone")
     assert found == []

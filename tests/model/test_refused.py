@@ -39,9 +39,13 @@ def config_of(name):
         return {"model_type": name}
 
 
-@pytest.mark.parametrize("with_config", [False, True])
-def test_every_other_family_of_transformers_is_refused_in_a_short_sentence(with_config):
-    for name in OTHERS:
+LONG = pytest.param(True, 1, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("with_config", "step"), [(False, 1), (True, 4), LONG])
+def test_every_other_family_of_transformers_is_refused_in_a_short_sentence(with_config, step):
+    """Of the configs every fourth by default: to import all of them takes transformers seven seconds."""
+    for name in OTHERS[::step]:
         told = refused(config_of(name) if with_config else {"model_type": name})
         assert told.startswith(f"config.json: model_type {name!r} is not implemented: ") and len(told) < 320, told
         assert "only" not in told and told.count(",") < 4, told
@@ -49,8 +53,11 @@ def test_every_other_family_of_transformers_is_refused_in_a_short_sentence(with_
 
 @pytest.mark.parametrize(
     ("names", "word", "known"),
-    [(ENCODERS, "encoder", 0.9), (SEEING, "pictures", 0.9)],
-    ids=["encoders", "seeing"],
+    [
+        pytest.param(ENCODERS, "encoder", 0.9, id="encoders"),
+        pytest.param(SEEING[::4], "pictures", 0.9, id="some seeing"),
+        pytest.param(SEEING, "pictures", 0.9, id="seeing", marks=pytest.mark.long),
+    ],
 )
 def test_the_word_is_found_by_the_config_or_the_name(names, word, known):
     """Of nine in ten: some have neither."""
@@ -58,9 +65,10 @@ def test_the_word_is_found_by_the_config_or_the_name(names, word, known):
     assert len(told) >= known * len(names), sorted(set(names) - set(told))
 
 
-def test_encoders_with_decoders_are_told_by_their_config():
-    both = [name for name in OTHERS if config_of(name).get("is_encoder_decoder") is True]
-    assert len(both) > 20
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_encoders_with_decoders_are_told_by_their_config(step):
+    both = [name for name in OTHERS[::step] if config_of(name).get("is_encoder_decoder") is True]
+    assert len(both) > 20 // step
     assert [name for name in both if "encodes" not in refused(config_of(name))] == []
 
 

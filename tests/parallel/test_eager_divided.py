@@ -6,6 +6,7 @@ import torch
 from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
+from tests.program.in_turn import in_turn
 from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, build, prompt, save
 from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.errors import ConfigError
@@ -31,6 +32,7 @@ SETTINGS = {
     "int8 rows": {"cache_format": "int8"},
     "blocks": {"block_size": 8, "cache_tokens": 400},
 }
+MORE_GROUPS = [(1, (2, 3, 4)), (6, (2, 3))]
 
 
 def check(path, sizes=(2, 3), **settings):
@@ -67,16 +69,20 @@ def test_the_heads_of_one_group_on_several_ranks(models):
     check(save("mamba2", models), sizes=(3, 5))
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_any_groups_of_mamba_2(groups, models):
+@pytest.mark.parametrize(
+    ("groups", "sizes"),
+    [(2, (2, 4)), (3, (2, 3)), (6, (4,)), *(pytest.param(*more, marks=pytest.mark.long) for more in MORE_GROUPS)],
+)
+def test_any_groups_of_mamba_2(groups, sizes, models):
+    """A rank has a group, several, or a share of one; or two ranks have shares of a third between them."""
     path = models / f"{groups} groups"
     build("mamba2", TINY["mamba2"][1] | {"num_heads": 12, "head_dim": 8, "n_groups": groups}).save_pretrained(path)
-    check(path, sizes=[size for size in (2, 3, 4) if size <= groups or size % groups == 0])
+    check(path, sizes=sizes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "settings"), in_turn(HYBRIDS, list(SETTINGS.values()), ids=list(SETTINGS), marks=pytest.mark.slow)
+)
 def test_states_with_every_kind_of_storage(name, settings, models):
     check(save(name, models), sizes=(2,), **settings)
 
@@ -87,10 +93,15 @@ def test_every_kind_of_storage(settings, large):
     check(large, **settings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize(
-    "name", [*"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(), *HYBRIDS]
+    ("name", "settings"),
+    in_turn(
+        [*"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(), *HYBRIDS],
+        [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}],
+        ["llama-mha-tied", "gpt_oss"],
+        ids=["as it is", "dense", "q8 in bfloat16"],
+        marks=pytest.mark.slow,
+    ),
 )
 def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
     ranks = Threads(save(name, models), 2, **settings)

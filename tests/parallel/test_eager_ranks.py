@@ -16,6 +16,7 @@ from tests.laws.test_law_14_everything import everything_at_once
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
 from tests.ports import unused_port
+from tests.program.in_turn import in_turn
 from tests.tiny_models import HYBRIDS, prompt, save
 from tokenmill import ConfigError, load
 from tokenmill.bench.golden import check_text, reference_for
@@ -71,9 +72,15 @@ def test_states_and_their_snapshots_are_those_of_one_process(family, models, tmp
         engine.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"speculate": "suffix"}, {"async_scheduling": "on"}], ids=["suffix", "async"])
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    in_turn(
+        HYBRIDS,
+        [{"speculate": "suffix"}, {"async_scheduling": "on"}],
+        ids=["suffix", "async"],
+        marks=pytest.mark.slow,
+    ),
+)
 def test_states_with_drafts_and_unread_tokens(family, settings, models, tmp_path):
     one = load(save(family, models), **SETTINGS, **SCARCE)
     two = load(save(family, models), **SETTINGS, **SCARCE, **settings, tensor_parallel=2)

@@ -1,16 +1,18 @@
 """Program native in several ranks: the bits of one rank, whatever the model, its numbers and their division."""
 
 from contextlib import closing
+from functools import cache
 
 import pytest
 import torch
 
 from tests import gguf_files
 from tests.calibrate.runs import calibrated
-from tests.marks import crossed
+from tests.marks import QUICK_FAMILIES
 from tests.parallel.ranks_in_threads import RanksInThreads
 from tests.parallel.test_eager_ranks import SCARCE, texts
-from tests.tiny_models import DIVISIBLE, HYBRIDS, prompt, save
+from tests.program.in_turn import in_turn
+from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, prompt, save
 from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
 from tokenmill.bench.golden import check_text, reference_for
@@ -21,7 +23,16 @@ from tokenmill.weights.checkpoint import open_checkpoint
 
 LONG = prompt(97, seed=5)
 FORMS = ["float32 dense", "bfloat16 dense", "float16 dense", "float32 q8", "bfloat16 q4"]
+FEW = [*KINDS, *HYBRIDS]
+REST = [name for name in DIVISIBLE if name not in FEW]
 PLAIN = ["llama", "gpt2", "qwen3", "mixtral"]
+HOWS = {
+    "threads": {"tensor_parallel": 2, "threads": 2},
+    "five ranks": {"tensor_parallel": 5},
+    "chunks and blocks": {"tensor_parallel": 2, "block_size": 3, "max_step_tokens": 20},
+    "single tokens": {"tensor_parallel": 3, "max_step_tokens": 1},
+    "int8 rows": {"tensor_parallel": 2, "cache_format": "int8"},
+}
 
 pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 
@@ -45,14 +56,15 @@ def same_bits(path, tokens=LONG, counts=(2, 3), **settings):
             assert torch.equal(ranks.logits(tokens[:7]), whole[:7]), count
 
 
-@pytest.mark.parametrize(("family", "form"), crossed(DIVISIBLE, FORMS, ["bfloat16 q4"]))
+@pytest.mark.parametrize(("family", "form"), in_turn(FEW, FORMS, QUICK_FAMILIES, rest=REST))
 def test_the_same_bits_with_any_number_of_ranks(family, form, models):
     path, (dtype, scheme) = save(family, models), form.split()
     same_bits(path, dtype=dtype, scheme=scheme)
 
 
-@pytest.mark.parametrize("speculate", ["off", "suffix", "multi_step"])
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(
+    ("family", "speculate"), in_turn(HYBRIDS, ["off", "suffix", "multi_step"], whole=["qwen3_5_text"])
+)
 def test_texts_and_stored_states_are_those_of_one_process(family, speculate, models, tmp_path):
     found, files = [], []
     for count in (1, 2, 3):
@@ -67,23 +79,20 @@ def test_texts_and_stored_states_are_those_of_one_process(family, speculate, mod
         assert texts(engine, tmp_path / "again.kv") == found[0]  # with what three ranks have stored
 
 
-@pytest.mark.parametrize("family", [*PLAIN, *HYBRIDS])
+@cache
+def of_one_process(path, cache_format):
+    """Computed once for all divisions."""
+    with closing(native(path, cache_format=cache_format)) as one:
+        return one.logits(LONG)
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"tensor_parallel": 2, "threads": 2},
-        {"tensor_parallel": 5},
-        {"tensor_parallel": 2, "block_size": 3, "max_step_tokens": 20},
-        {"tensor_parallel": 3, "max_step_tokens": 1},
-        {"tensor_parallel": 2, "cache_format": "int8"},
-    ],
+    ("family", "settings"), in_turn([*PLAIN, *HYBRIDS], list(HOWS.values()), ["llama", "qwen3_5_text"], ids=list(HOWS))
 )
 def test_the_same_bits_for_any_chunk_thread_and_block(family, settings, models):
     path = save(family, models)
-    whole = native(path, cache_format=settings.get("cache_format", "dense")).logits(LONG)
-    ranks = native(path, **settings)
-    assert torch.equal(ranks.logits(LONG), whole)
-    ranks.close()
+    with closing(native(path, **settings)) as ranks:
+        assert torch.equal(ranks.logits(LONG), of_one_process(path, settings.get("cache_format", "dense")))
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.program.test_compiled import engine_for, same
+from tests.program.in_turn import in_turn
+from tests.program.test_compiled import engine_for, same, save_one_layer
 from tests.tiny_models import save
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, PackageMismatch
@@ -85,9 +86,16 @@ class Interpreted:
         return [self.module(*inputs, **named)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
-def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "how"),
+    in_turn(
+        ["llama", "mixtral", "gpt2"],
+        [{}, {"scheme": "q8", "cache_format": "int8"}],
+        ids=["as it is", "codes"],
+        marks=pytest.mark.slow,
+    ),
+)
+def test_every_part_takes_any_sizes(family, how, tmp_path, monkeypatch):
     """Several sequences and chunks as well, which the tests have no time to compile."""
 
     def keep(program, package_path):
@@ -97,13 +105,12 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
 
     monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
     monkeypatch.setattr(package, "Loader", Interpreted)
-    path = save(family, tmp_path)
-    for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
-        Interpreted.programs.clear()
-        write(path, tmp_path / "x.aot", compile_phases="both", **how)
-        engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
-        assert len(Interpreted.programs) == len(read_manifest(tmp_path / "x.aot")["files"])
-        same(engine, engine_for(path, program="eager", **how))
+    path = save_one_layer(family, tmp_path)
+    Interpreted.programs.clear()
+    write(path, tmp_path / "x.aot", compile_phases="both", **how)
+    engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
+    assert len(Interpreted.programs) == len(read_manifest(tmp_path / "x.aot")["files"])
+    same(engine, engine_for(path, program="eager", **how))
 
 
 STARTS = """

@@ -1,6 +1,7 @@
 """Program compiled: the tokens of the plain modules, for every family, in few compilations that no length adds to."""
 
 import logging
+import os
 import random
 import threading
 
@@ -11,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import cpp_builder
 from torch._inductor.utils import run_and_get_code
 
-from tests.tiny_models import KINDS, prompt, save
+from tests.tiny_models import KINDS, TINY, build, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 
@@ -19,6 +20,23 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [prompt(20 + length, seed=length) for length in (0, 5, 1)]
 SAMPLING = ({}, {"temperature": 0.8, "seed": 3})
+BATCHES = int(os.environ.get("TOKENMILL_EXAMPLES", "40"))
+ALIKE = ("mixtral", "gpt_neox", "gpt2", "olmo2", "granitemoeshared")
+"""Families all of whose layers are alike, so that the second is traced as the first one is."""
+
+
+def save_one_layer(name, models):
+    """A tiny model of that name with one layer: each layer takes the compiler a second, or ten."""
+    path = models / f"{name}-one-layer"
+    if not path.exists():
+        kind, numbers = TINY[name]
+        build(kind, numbers | {"n_layer" if "n_layer" in numbers else "num_hidden_layers": 1}).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama(models):
+    return save_one_layer("llama", models)
 
 
 def engine_for(path, **how):
@@ -30,12 +48,14 @@ def compiled(path, **how):
     return engine_for(path, **{"program": "compiled", "compile": "dynamic", "compile_phases": "both", **how})
 
 
+def together(engine, **sampling):
+    return [done.tokens for done in engine.generate(PROMPTS, max_new_tokens=6, ignore_eos=True, **sampling)]
+
+
 def texts(engine, **sampling):
     """One alone, then all together."""
     alone = engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True, **sampling)
-    return [alone.tokens] + [
-        done.tokens for done in engine.generate(PROMPTS, max_new_tokens=6, ignore_eos=True, **sampling)
-    ]
+    return [alone.tokens, *together(engine, **sampling)]
 
 
 def same(engine, reference):
@@ -45,11 +65,19 @@ def same(engine, reference):
 
 @pytest.mark.parametrize("family", KINDS)
 def test_every_family_without_a_graph_break(family, models):
-    """Traced and not translated: what inductor makes of it is below, for some."""
-    path = save(family, models)
+    """Traced and not translated: what inductor makes of it is below, for some. A chunk and a token of each of three
+    sequences are traced, and with llama one sequence alone and a short chunk, too.
+    """
+    path = save_one_layer(family, models) if family in ALIKE else save(family, models)
     counters.clear()
-    same(compiled(path, compile="fullgraph", compile_backend="eager"), engine_for(path, program="eager"))
-    assert not counters["graph_break"]
+    engine, reference = compiled(path, compile="fullgraph", compile_backend="eager"), engine_for(path, program="eager")
+    if family == "llama":
+        same(engine, reference)
+    else:
+        assert together(engine) == together(reference)
+    calls = engine.core.loaded.program.calls
+    assert None not in calls.values() and {shape.num_tokens > 1 for shape in calls} == {False, True}
+    assert counters["stats"]["unique_graphs"] == len(calls) and not counters["graph_break"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +90,7 @@ def test_every_family_without_a_graph_break(family, models):
 @pytest.mark.compiler
 def test_inductor_says_the_same(family, how, models):
     """One sequence alone: each further form is ten seconds of a compiler."""
-    path, how = save(family, models), {"compile_phases": "decode", **how}
+    path, how = save_one_layer(family, models), {"compile_phases": "decode", **how}
     plain = {name: value for name, value in how.items() if not name.startswith("compile")}
     texts = [
         engine.generate(PROMPTS[0], max_new_tokens=9, ignore_eos=True).tokens
@@ -77,7 +105,7 @@ def test_no_length_and_no_batch_compiles_again(mode, llama):
     engine = compiled(llama, compile=mode, compile_backend="eager", max_sequences=8, max_step_tokens=64)
     reference = engine_for(llama, program="eager", max_sequences=8)
     generator = random.Random(5)
-    for number in range(100):
+    for number in range(BATCHES):
         prompts = [prompt(generator.randint(1, 90), seed=number + i) for i in range(generator.randint(1, 8))]
         done = engine.generate(prompts, max_new_tokens=3, ignore_eos=True)
         if number % 10 == 0:

@@ -36,12 +36,15 @@ def check(path, bound=0.05, **settings):
         assert torch.equal(logits(path, **settings, **how), whole), how
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "llama-wide" else pytest.param(name, marks=pytest.mark.slow) for name in WIDE]
-)
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(3, len(TYPES), 3))]
-)
+def turns():
+    """Each first type with one of the models, and each model with every dtype and both formats of the cache."""
+    for turn, first in enumerate(range(0, len(TYPES), 3)):
+        for number, name in enumerate(WIDE):
+            marks = pytest.mark.slow if number == turn // 3 % len(WIDE) else pytest.mark.long
+            yield pytest.param(name, first, marks=marks if turn or number else ())
+
+
+@pytest.mark.parametrize(("name", "first"), list(turns()))
 def test_types_beside_each_other(name, first, tmp_path):
     """Also within one matrix, which is made of those of q, k and v, or of gate and up."""
     path = write_codes(tmp_path / "x.gguf", name, TYPES[first:] + TYPES[:first])
@@ -49,14 +52,23 @@ def test_types_beside_each_other(name, first, tmp_path):
     check(path, dtype=("float32", "bfloat16", "float16")[turn % 3], cache_format=("dense", "int8")[turn % 2])
 
 
-@pytest.mark.parametrize(("name", "bound"), [("qwen3_5_text", 0.1), ("qwen3_next", 0.4)])
-@pytest.mark.parametrize(("qkv", "z"), [(KIND.Q4_0, KIND.Q8_0), (KIND.Q8_0, KIND.F32), (KIND.F16, KIND.Q4_1)])
-def test_types_beside_each_other_in_a_delta_net(name, bound, qkv, z, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("qwen3_next", (KIND.Q4_0, KIND.Q8_0)),
+        ("qwen3_5_text", (KIND.Q8_0, KIND.F32)),
+        ("qwen3_5_text", (KIND.F16, KIND.Q4_1)),
+        pytest.param("qwen3_5_text", (KIND.Q4_0, KIND.Q8_0), marks=pytest.mark.long),
+        pytest.param("qwen3_next", (KIND.Q8_0, KIND.F32), marks=pytest.mark.long),
+        pytest.param("qwen3_next", (KIND.F16, KIND.Q4_1), marks=pytest.mark.long),
+    ],
+)
+def test_types_beside_each_other_in_a_delta_net(name, types, tmp_path):
     """Files of mixed types have q, k and v in one type, and z in another. A state carries what was rounded from token
     to token, and experts may change: 0.08 and 0.27 were measured, as many with one type for all; rows in another order
     give more than 1.
     """
-    directory, path = tmp_path / "model", tmp_path / "x.gguf"
+    directory, path, (qkv, z) = tmp_path / "model", tmp_path / "x.gguf", types
     build(*numbers_of(name, **test_states.WIDE)).save_pretrained(directory)
     stored = {}
     for label, array in test_states.arrays_of(name, directory).items():
@@ -64,15 +76,24 @@ def test_types_beside_each_other_in_a_delta_net(name, bound, qkv, z, tmp_path):
         if kind is not None:
             stored[label] = gguf.quantize(array, kind), kind
     assert len(stored) == (9 if name == "qwen3_next" else 6)
+    bound = {"qwen3_5_text": 0.1, "qwen3_next": 0.4}[name]
     check(test_states.write(path, name, directory, stored, **test_states.WIDE_KEYS), bound)
     target = tmp_path / "x.packed"
     save_packed_model(open_checkpoint(path), EngineConfig(program="native", dtype="float32"), target, lambda *_: None)
     assert torch.equal(load(target).logits(TOKENS), logits(path))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", WIDE)
+def each_type():
+    """Each with a tied head, whose rows are looked up as well; the other models have every third one."""
+    for at, kind in enumerate(TYPES):
+        for number, name in enumerate(WIDE):
+            is_tried = name == "llama-wide-tied" or at % 3 == number
+            yield pytest.param(
+                name, kind, marks=pytest.mark.slow if is_tried else pytest.mark.long, id=f"{name}-{kind.name}"
+            )
+
+
+@pytest.mark.parametrize(("name", "kind"), list(each_type()))
 def test_each_type(name, kind, tmp_path):
     check(write_codes(tmp_path / "x.gguf", name, [kind]))
 

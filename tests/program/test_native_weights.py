@@ -357,7 +357,9 @@ def test_a_packed_model_has_the_bits_and_the_bytes_of_its_model(family, scheme, 
     assert described.num_weight_bytes > described.num_matrix_bytes > 0
 
 
-@pytest.mark.parametrize("name", gguf_files.WIDE)
+@pytest.mark.parametrize(
+    "name", ["llama-wide-tied", "mixtral-wide", pytest.param("llama-wide", marks=pytest.mark.long)]
+)
 def test_matrices_are_read_and_packed_in_bands(name, tmp_path, monkeypatch):
     """A matrix of 262 million codes, as a head is, would otherwise take six times its bytes for a moment. The bands
     are small here: a band is a row, or a unit.

@@ -21,7 +21,7 @@ from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
 
 PROMPTS = [[1, 2, 3], [9], [4, 4, 5, 6, 7]]
-NEW = 24
+NEW = 16
 SETTINGS = {
     "allowed": {"allowed_token_ids": [5, 9, 17, 30, 101]},
     "allowed, drawn": {"allowed_token_ids": list(range(0, 200, 3)), "temperature": 0.9, "seed": 4},

@@ -237,6 +237,7 @@ def test_the_end_lets_streams_end_and_leaves_no_process(server, solo):
     wait_until(lambda: not any(map(is_there, pids)))
 
 
+@pytest.mark.long
 def test_a_cluster_grows_and_shrinks_under_streams(model, solo, tmp_path):
     """The application of a config file, behind Ray's own proxy: 1, 3 and 1 replicas."""
     port, seen = unused_port(), []
@@ -263,7 +264,7 @@ def test_a_cluster_grows_and_shrinks_under_streams(model, solo, tmp_path):
 
 
 def test_everything_at_once(tmp_path):
-    """Law 14 through Ray; TOKENMILL_LAW_14_SECONDS says how long. Every ten seconds a replica is killed, but not while
+    """Law 14 through Ray; TOKENMILL_LAW_14_SECONDS says how long. Every five seconds a replica is killed, but not while
     no other one is up: on a busy machine none might ever be.
     """
     chat_model, port = save_chat_model(tmp_path / "model"), unused_port()
@@ -277,13 +278,13 @@ def test_everything_at_once(tmp_path):
     seed = random.Random(9)
 
     def kill(stop):
-        while not stop.wait(10.0):
+        while not stop.wait(5.0):
             kill_one_of_two(one, seed)
 
     with running([sys.executable, "-m", "tokenmill", "serve", chat_model, *given], port, tmp_path / "log") as one:
         one.wait_ready()
         with meanwhile(kill):
-            try_everything(one.url, quiet, max(SECONDS, 15))
+            try_everything(one.url, quiet, max(SECONDS, 8))
 
 
 def test_arguments_that_are_none_are_refused(llama):

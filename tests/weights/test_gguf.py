@@ -1,5 +1,6 @@
 """GGUF files: hostile headers, what llama.cpp did to the tensors undone, every type, the config in other words."""
 
+import os
 import re
 import struct
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of
 Kind = gguf.GGMLQuantizationType
 FAMILIES = list(gguf_files.TINY)
 QUANTISED = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4]
+EXAMPLES = 3 * int(os.environ.get("TOKENMILL_EXAMPLES", "50"))
 FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 
 
@@ -112,7 +114,9 @@ def test_lies_anywhere_in_the_header(every_type, tmp_path, lie):
 
 
 @settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), min_size=1, max_size=6))
 def test_flipped_bits_in_the_header(every_type, tmp_path, flips):
@@ -127,7 +131,7 @@ def test_flipped_bits_in_a_model(bare_llama, tmp_path):
     data, size = bytearray(bare_llama.read_bytes()), read_header(bare_llama).data_offset
     generator = np.random.default_rng(40)
     path = tmp_path / "flipped.gguf"
-    for _ in range(300):
+    for _ in range(EXAMPLES):
         bent = data.copy()
         bent[generator.integers(size)] ^= 1 << generator.integers(8)
         path.write_bytes(bent)

@@ -53,11 +53,17 @@ def check_bits(path, monkeypatch, **settings):
     assert whole_bytes - num_bytes == numbers * torch.tensor([], dtype=getattr(torch, settings["dtype"])).itemsize
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize(
-    ("stored", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
-)
-@pytest.mark.parametrize("name", NAMES)
+STORED = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+OF_TENSORS = [
+    pytest.param(name, *pair, program, marks=() if number == 1 or place % 2 == which else pytest.mark.long)
+    for number, name in enumerate(NAMES)
+    for place, pair in enumerate(STORED)
+    for which, program in enumerate(PROGRAMS)
+]
+"""The second, the quicker one, in every way; the first in every dtype and program."""
+
+
+@pytest.mark.parametrize(("name", "stored", "dtype", "program"), OF_TENSORS)
 def test_a_safetensors_file(name, stored, dtype, program, models, tmp_path, monkeypatch):
     path = shutil.copytree(save(name, models), tmp_path / name)
     tensors = {
@@ -109,9 +115,17 @@ def file(tmp_path_factory):
     return folder / "x.gguf"
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["F32", *CODED])
+OF_GGUF = [
+    pytest.param(kind, dtype, program, marks=() if is_default else pytest.mark.long)
+    for number, kind in enumerate(["F32", *CODED])
+    for place, dtype in enumerate(["float32", "bfloat16"])
+    for which, program in enumerate(PROGRAMS)
+    for is_default in [kind in ("F32", "Q8_0", "Q4_K") or (place + which) % 2 == number % 2]
+]
+"""Two kinds of codes, of 32 and of 256 numbers, in every way; the others in each dtype and program."""
+
+
+@pytest.mark.parametrize(("kind", "dtype", "program"), OF_GGUF)
 def test_a_gguf_file(file, kind, dtype, program, tmp_path, monkeypatch):
     path = file if kind == "F32" else with_table(file, tmp_path / "y.gguf", gguf.GGMLQuantizationType[kind])
     if (kind, dtype) == ("F32", "bfloat16"):  # numbers of float32 are rounded once, when they are read

@@ -1,12 +1,13 @@
 """Directories of codes: what is written is what is read, and exports of GPTQ and AWQ are read as they were meant."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.marks import needs_native
+from tests.marks import QUICK_FAMILIES, needs_native
 from tests.tiny_models import KINDS, prompt, reference, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
@@ -165,9 +166,17 @@ def test_the_directory_holds_what_was_rounded(llama, tmp_path, scheme, group):
     assert down.bytes_after == 2 * 48 * codes
 
 
-@pytest.mark.parametrize("program", ["eager", NATIVE])
-@pytest.mark.parametrize("scheme", ["q4", "q8"])
-@pytest.mark.parametrize("family", [*ROUNDED, "llama-mha-tied", "qwen2-window"])
+def rounded(family, scheme, program):
+    """Programs read the same codes: of most families each scheme is computed by one of them, by default."""
+    is_default = family in QUICK_FAMILIES or (scheme, program) in (("q4", "native"), ("q8", "eager"))
+    marks = [needs_native] * (program == "native") + [pytest.mark.long] * (not is_default)
+    return pytest.param(family, scheme, program, marks=marks)
+
+
+ALL = product([*ROUNDED, "llama-mha-tied", "qwen2-window"], ("q4", "q8"), ("eager", "native"))
+
+
+@pytest.mark.parametrize(("family", "scheme", "program"), [rounded(*each) for each in ALL])
 def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme, program):
     """Groups of 32 are those of the schemes, so the same rounding gives the same codes, and with them everything."""
     source = save(family, models)
@@ -307,31 +316,19 @@ def draw(rows: int, columns: int, group: int, bits: int, symmetric: bool, seed: 
     return codes, zeros, scales
 
 
-def slow_values(codes, zeros, scales, group: int) -> torch.Tensor:
-    """[R, K], number by number."""
-    columns, rows = codes.shape
-    values = torch.zeros(rows, columns)
-    for k in range(columns):
-        g = 0 if group == -1 else k // group
-        for r in range(rows):
-            values[r, k] = (int(codes[k, r]) - int(zeros[g, r])) * scales[g, r].item()
-    return values
-
-
-def int32(words) -> torch.Tensor:
-    """Python's whole numbers of 32 bits as signed ones."""
-    return torch.tensor(
-        [[word - (1 << 32) if word >> 31 else word for word in row] for row in words], dtype=torch.int32
-    )
+def values_of(codes, zeros, scales, group: int) -> torch.Tensor:
+    """[R, K]."""
+    columns = torch.arange(len(codes))
+    groups = torch.zeros_like(columns) if group == -1 else columns // group
+    return ((codes - zeros[groups]) * scales[groups].double()).t().float().contiguous()
 
 
 def pack_columns(matrix, bits: int, order) -> torch.Tensor:
     """Eight (or four) neighbours of a row in one word; its i-th field is neighbour order[i]."""
     fields = 32 // bits
-    return int32(
-        [sum(int(row[c + order[i]]) << bits * i for i in range(fields)) for c in range(0, len(row), fields)]
-        for row in matrix
-    )
+    neighbours = matrix.long().reshape(len(matrix), -1, fields)
+    words = sum(neighbours[..., order[i]] << bits * i for i in range(fields))
+    return torch.where(words >> 31 == 1, words - (1 << 32), words).int()  # as signed ones
 
 
 def gptq(rows=16, columns=48, group=32, bits=4, symmetric=False, v2=False, seed=3):
@@ -344,14 +341,14 @@ def gptq(rows=16, columns=48, group=32, bits=4, symmetric=False, v2=False, seed=
         "scales": scales,
         "g_idx": torch.arange(columns, dtype=torch.int32) // (columns if group == -1 else group),
     }
-    return tensors, slow_values(codes, zeros, scales, group)
+    return tensors, values_of(codes, zeros, scales, group)
 
 
 def awq(rows=16, columns=48, group=32, seed=3):
     codes, zeros, scales = draw(rows, columns, group, 4, False, seed)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     tensors = {"qweight": pack_columns(codes, 4, order), "qzeros": pack_columns(zeros, 4, order), "scales": scales}
-    return tensors, slow_values(codes, zeros, scales, group)
+    return tensors, values_of(codes, zeros, scales, group)
 
 
 @pytest.mark.slow

@@ -88,25 +88,33 @@ FLOATS = [positions, mixed]  # tiny models have more of these for their codes th
 ORDERS = [(first, *(other for other in DTYPES if other != first)) for first in DTYPES]
 
 
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_one_copy_has_the_bits_of_the_model_in_every_dtype(make, tmp_path, folder, opened, monkeypatch):
+FIRST = [
+    pytest.param(make, order, id=f"{make.__name__}-{order[0]}", marks=() if is_default else pytest.mark.long)
+    for number, make in enumerate(MODELS)
+    for place, order in enumerate(ORDERS)
+    for is_default in [make in (experts, mixed) or place == number % 3]
+]
+
+
+@pytest.mark.parametrize(("make", "order"), FIRST)
+def test_one_copy_has_the_bits_of_the_model_in_every_dtype(make, order, tmp_path, folder, opened, monkeypatch):
     """Whichever is loaded first."""
     if make in FLOATS:
         monkeypatch.setattr(weights, "FLOATS_SHARE", 10.0)
-    one_copy_has_the_bits_of(make(tmp_path / "x.gguf"), folder, opened)
+    one_copy_has_the_bits_of(make(tmp_path / "x.gguf"), [order], folder, opened)
 
 
 def test_a_directory_of_codes_has_one_copy_too(mlx, folder, opened, monkeypatch):
     """With a matrix in floating point, and one of codes that only reading it tells are none that a scheme has."""
     monkeypatch.setattr(weights, "FLOATS_SHARE", 10.0)
-    one_copy_has_the_bits_of(mlx[0], folder, opened)
+    one_copy_has_the_bits_of(mlx[0], ORDERS[::2], folder, opened)
 
 
-def one_copy_has_the_bits_of(path, folder, opened):
+def one_copy_has_the_bits_of(path, orders, folder, opened):
     models = {dtype: load(path, dtype=dtype, packed_cache=False) for dtype in DTYPES}
     want = {dtype: engine.logits(LONG) for dtype, engine in models.items()}
     assert not torch.equal(want["float32"], want["bfloat16"])
-    for order in ORDERS:
+    for order in orders:
         shutil.rmtree(folder, ignore_errors=True)
         opened.clear()
         for dtype in (*order, order[0]):
@@ -196,14 +204,18 @@ def test_numbers_that_float16_does_not_hold(tmp_path, folder, opened):
     assert opened == ["copy"] * 3 and len(there(folder)) == 1
 
 
-@pytest.mark.parametrize("last", ["float32", "bfloat16"])
-def test_a_damaged_copy_is_made_again_for_all(last, model, folder, opened, caplog):
+@pytest.mark.parametrize(
+    ("last", "places"),
+    [("float32", [0]), ("bfloat16", [0, 1, 2]), pytest.param("float32", [1, 2], marks=pytest.mark.long)],
+)
+def test_a_damaged_copy_is_made_again_for_all(last, places, model, folder, opened, caplog):
     """Wherever it is damaged: in codes, or in what is there for another dtype."""
     want = {dtype: load(model, dtype=dtype, packed_cache=False).logits(LONG) for dtype in DTYPES}
     load(model, dtype="float32")
     (path,) = folder.glob("*.packed")
     data = path.read_bytes()
-    for at in (BEGIN, BEGIN + read_header(path)[0]["payload_bytes"] - 70, len(data) - 1):
+    found = (BEGIN, BEGIN + read_header(path)[0]["payload_bytes"] - 70, len(data) - 1)
+    for at in [found[place] for place in places]:
         damaged = bytearray(data)
         damaged[at] ^= 1
         replace(path, damaged)
@@ -278,7 +290,7 @@ def test_two_processes_that_load_in_two_dtypes_leave_one_copy(model, folder):
     assert not [name for name in locks if "-float32-" in name or "-bfloat16-" in name], "of names that no copy has"
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_ranks_read_what_is_there_for_their_dtype(count, model, folder, opened, monkeypatch):
     monkeypatch.setattr(ranks, "OtherRanks", RanksInThreads)
     want = {dtype: load(model, dtype=dtype, packed_cache=False).logits(LONG) for dtype in DTYPES}

@@ -13,10 +13,11 @@ from tokenmill import load
 
 NAME = "smollm2-135m"
 QUESTIONS = {
-    "Why is the sky blue?": "light",
-    "Name three colors.": "blue",
-    "What is the boiling point of water?": "100",
+    "Why is the sky blue?": ("light", 20),
+    "Name three colors.": ("blue", 48),
+    "What is the boiling point of water?": ("100", 20),
 }
+"""What the answer has within so many tokens."""
 SETTINGS = {"dtype": "auto", "max_length": 512, "block_size": None, "generation_config": True}
 SEED = 5
 
@@ -39,16 +40,18 @@ def answer(real_model):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "question", [pytest.param(each, marks=pytest.mark.long if "colors" in each else ()) for each in QUESTIONS]
+)
 def test_clients_that_set_nothing_get_sensible_answers(demo, answer, question):
-    messages = [{"role": "user", "content": question}]
+    messages, (word, count) = [{"role": "user", "content": question}], QUESTIONS[question]
     with httpx2.Client(base_url=demo.url, timeout=120, trust_env=False) as http:
-        openais = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 48}).json()
-        body = {"model": NAME, "messages": messages, "stream": False, "options": {"num_predict": 48}}
+        openais = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": count}).json()
+        body = {"model": NAME, "messages": messages, "stream": False, "options": {"num_predict": count}}
         ollamas = http.post("/api/chat", json=body).json()
     found = [openais["choices"][0]["message"]["content"], ollamas["message"]["content"]]
-    assert found == [answer(question, 48), answer(question, 48, top_k=40)]
-    assert all(QUESTIONS[question] in text.lower() for text in found), "an answer to what was asked"
+    assert found == [answer(question, count), answer(question, count, top_k=40)]
+    assert all(word in text.lower() for text in found), "an answer to what was asked"
 
 
 @pytest.mark.browser

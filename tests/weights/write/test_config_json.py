@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from tests import gguf_files
-from tests.tiny_models import TINY, auto_class, build, prompt, save
+from tests.tiny_models import TINY, auto_class, build, prompt, reference, save
 from tokenmill.hub.progress import Silent
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write.convert import config_json, convert
@@ -39,7 +39,7 @@ def test_a_directory_of_a_directory(name, models, tmp_path):
     """Experts in one tensor, the text part of a model that sees, and constants beside weights."""
     source = save(name, models)
     out = convert(open_checkpoint(source), tmp_path / "out", "auto", Silent())
-    assert torch.equal(logits_of(read_by_transformers(out)), logits_of(build(*TINY[name])))
+    assert torch.equal(logits_of(read_by_transformers(out)), logits_of(reference(name)))
     assert "architectures" not in json.loads((out / "config.json").read_text()) or name not in ("gemma3", "mistral3")
 
 
@@ -48,7 +48,7 @@ def test_a_directory_of_a_gguf_file(name, models, tmp_path):
     """The rope's divisors become Llama 3's numbers; a rope and a padding that the file does not have are none."""
     quantize(open_checkpoint(save(name, models)), tmp_path / "x.gguf", Silent(), "none", export="gguf")
     out = convert(open_checkpoint(tmp_path / "x.gguf"), tmp_path / "out", "auto", Silent())
-    torch.testing.assert_close(logits_of(read_by_transformers(out)), logits_of(build(*TINY[name])))
+    torch.testing.assert_close(logits_of(read_by_transformers(out)), logits_of(reference(name)))
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt2", "gpt_oss"])
