@@ -17,12 +17,6 @@ from tokenmill import load
 from tokenmill.registry import FAMILIES
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_here(num_threads):
-    """Law 6 holds that threads change no bit; two of them in a tiny model are mostly time to wake them."""
-    torch.set_num_threads(1)
-
-
 def expected_logits(name: str, tokens: list[int]) -> torch.Tensor:
     return _logits(name, tuple(tokens))
 

@@ -37,9 +37,18 @@ def case(request):
     return request.param
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_here(num_threads):
+    """Two of them in a tiny model are mostly time to wake them."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
-def family(case):
-    return case[0]
+def family(case, one_thread_here):
+    """Those that everything is tried with are computed in two threads."""
+    torch.set_num_threads(2 if case[0] in QUICK_FAMILIES else 1)
+    yield case[0]
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

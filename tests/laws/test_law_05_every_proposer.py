@@ -58,14 +58,8 @@ def expected(program, llama):
 
 def cases():
     for program, proposer, batch in product(PROGRAMS, PROPOSERS, (1, 8)):
-        marks = (
-            ()
-            if program not in SLOW
-            else pytest.mark.slow
-            if batch == 8 and "adaptive" not in proposer
-            else pytest.mark.long
-        )
-        yield pytest.param(program, proposer, batch, marks=marks)
+        in_ci = pytest.mark.slow if batch == 8 and "adaptive" not in proposer else pytest.mark.long
+        yield pytest.param(program, proposer, batch, marks=in_ci if program in SLOW else ())
 
 
 @pytest.mark.parametrize(("program", "proposer", "batch"), list(cases()), indirect=["program"])

@@ -344,7 +344,6 @@ def test_the_memory_of_a_model_is_given_back(paths):
             assert complete(server, name, PROMPTS[0]).status_code == 200
             hosted = next(each for each in server.residents.all if each.name == name)
             known.append((weakref.ref(hosted.served.engine.core), weakref.ref(hosted.served)))
-        gc.unfreeze()
         gc.collect()
         assert [core() is not None for core, _ in known] == [False] * 5 + [True]
         assert [served() is not None for _, served in known] == [False] * 5 + [True]
