@@ -17,6 +17,8 @@ from tokenmill.engine.outputs import Ended
 from tokenmill.engine.requests import Prompt, batch_of
 from tokenmill.engine.reranking import rerank
 from tokenmill.engine.scoring import last_logits, score, score_pairs
+from tokenmill.receipts.receipt import Receipt
+from tokenmill.receipts.verification import Verification
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 from tokenmill.weights.adapters.adapter import Adapter
@@ -103,13 +105,16 @@ class Readings:
         given = self.core.inputs.params(settings, params or SamplingParams())
         return beam_search(self.core, prompt, width, given, length_penalty, stopping, adapter=adapter)
 
-    def verify(self, receipt: Any) -> Any:
+    def verify(self, receipt: Receipt | str | bytes | Mapping[str, Any]) -> Verification:
         """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and
         return the Verification. ReceiptError for anything else, and for a receipt of a newer format.
         """
-        return self._receipts.verify(self.core, receipt)
+        found: Verification = self._receipts.verify(self.core, receipt)
+        return found
 
-    def verify_each(self, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    def verify_each(
+        self, receipts: Iterable[Receipt | str | bytes | Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Verification]]:
         """Check many receipts, or their JSON, max_sequences of them together; yield the place and the Verification of
         each as it is done. Something that is no receipt is "unreadable".
         """
