@@ -251,7 +251,7 @@ def test_a_full_server_and_one_that_ends(chat_model):
         with server.admission.slots(1):
             response = http.post("/api/chat", json=CHAT)
             assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
-        server._served.service.is_draining = True
+        server.served.service.is_draining = True
         assert "shutting down" in error(http, "/api/chat", CHAT, 503)
         assert "shutting down" in error(http, "/api/generate", {"model": MODEL}, 503)
 

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,8 +174,8 @@ def command(
     else:
         engine = replace(engine, model=model, generation_config=generation_config)
         num_sequences = engine.max_sequences if "max_sequences" in context.origins else None
-        serve = partial(serve_one, is_watched=watch) if replicas == 1 else partial(serve_replicas, replicas)
-        has_lived = serve(engine, num_sequences, chat_template, options, address, quiet)
+        given = engine, num_sequences, chat_template, options, address, quiet
+        has_lived = serve_one(*given, watch) if replicas == 1 else serve_replicas(replicas, *given)
     if not has_lived:
         sys.exit(1)
 
