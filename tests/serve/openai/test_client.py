@@ -77,7 +77,7 @@ def test_after_429_the_client_tries_again(chat_model):
 
 def test_503_when_the_server_is_shutting_down(chat_model):
     with served(chat_model) as server, client_of(server) as client:
-        server._served.service.is_draining = True
+        server.served.service.is_draining = True
         with pytest.raises(openai.InternalServerError) as caught:
             client.completions.create(**ASK)
         assert caught.value.status_code == 503 and caught.value.code == "shutting_down"

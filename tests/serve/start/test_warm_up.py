@@ -32,7 +32,7 @@ def test_the_routes_were_used_and_nothing_counts_it(chat_model, tmp_path, block_
         httpx2.Client(base_url=server.url, headers=headers, timeout=60) as http,
     ):
         assert http.get("/ready").status_code == 200
-        assert server._served.app.middleware_stack is not None
+        assert server.served.app.middleware_stack is not None
         found = http.get("/metrics").text.splitlines()
         constant = ("# ", "tokenmill:cache_config_info")
         assert not [
