@@ -47,12 +47,17 @@ def build(folder: Path) -> tuple[Path, list[Path]]:
     """The library and the programs, with all builds of the kernels that this processor runs; the last, which looks for
     races, with the best of them.
     """
-    names = native_library.builds()
-    base, objects = _compile(folder, FLAGS, names)
-    library, races = folder / "libtokenmill.so", folder / "races"
+    library, programs = build_for_memory(folder, native_library.builds())
+    races = folder / "races"
+    return library, [*programs, _link(*_compile(races, RACES, native_library.builds()[:1]), PROGRAMS[1], races)]
+
+
+def build_for_memory(folder: Path, tested: Sequence[str]) -> tuple[Path, list[Path]]:
+    """The library and the programs that find reads and writes outside of what is allocated, with these builds."""
+    base, objects = _compile(folder, FLAGS, tested)
+    library = folder / "libtokenmill.so"
     subprocess.run([*base, "-shared", *objects, "-o", str(library)], check=True)
-    programs = [_link(base, objects, name, folder) for name in PROGRAMS]
-    return library, [*programs, _link(*_compile(races, RACES, names[:1]), PROGRAMS[1], races)]
+    return library, [_link(base, objects, name, folder) for name in PROGRAMS]
 
 
 def _compile(folder: Path, flags: tuple[str, ...], tested: Sequence[str]) -> tuple[list[str], list[str]]:

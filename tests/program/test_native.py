@@ -330,15 +330,14 @@ def test_the_cache_in_bytes_is_half_as_large(models):
 
 
 @pytest.mark.compiler
-def test_kernels_and_steps_under_the_sanitizers(tmp_path):
-    """Every build that this processor runs, odd sizes, exact buffers: no read or write outside, no undefined shift; and
-    no races of the best build.
+def test_kernels_and_steps_under_the_sanitizer(tmp_path):
+    """The best build, odd sizes, exact buffers: no read or write outside, no undefined shift. Each build takes a
+    compiler three minutes, so `make test-sanitized` has the others, and looks for races.
     """
     if hatch_build.compiler() is None:
         pytest.skip("no C++ compiler")
-    num_builds = len(native_library.builds())
-    _, programs = sanitized.build(tmp_path)
-    for program, tested in zip(programs, (num_builds, num_builds, 1), strict=True):
+    _, programs = sanitized.build_for_memory(tmp_path, native_library.builds()[:1])
+    for program in programs:
         done = subprocess.run([program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count(": 0 differences") == tested
+        assert done.stdout.count(": 0 differences") == 1
