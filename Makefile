@@ -94,16 +94,16 @@ test-newest: | .venv/.made
 test-late: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 6 --dist worksteal -p tests.late $(ARGS)
 
+TRIALS := TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 \
+	TOKENMILL_EXAMPLES=167 TOKENMILL_CONVERSATIONS=60 TOKENMILL_CORPUS_WALKS=50 TOKENMILL_SOAK_SECONDS=7200
 test-long: .venv/.ready-dev .venv/.ready-ray
-	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 TOKENMILL_CONVERSATIONS=60 \
-		TOKENMILL_CORPUS_WALKS=50 TOKENMILL_SOAK_SECONDS=7200 \
-		$(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=0 -m "not compiler and not long" \
+	$(TRIALS) $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=0 -m "not compiler and not long" \
 		tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py tests/laws/test_law_05_every_proposer.py \
 		tests/serve/loop/test_everything.py tests/serve/loop/test_load.py tests/serve/loop/test_same_text.py \
 		tests/engine/test_session.py tests/settings/test_field.py tests/constrain/test_corpus.py \
-		tests/laws/test_law_11_streaming.py tests/cache/test_state_snapshots.py $(ARGS)
-	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 TOKENMILL_CONVERSATIONS=60 \
-		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=0 -m "long and not compiler" $(ARGS)
+		tests/laws/test_law_11_streaming.py tests/cache/test_state_snapshots.py \
+		tests/program/test_compiled.py tests/weights/test_gguf.py tests/weights/gguf/test_families.py $(ARGS)
+	$(TRIALS) $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=0 -m "long and not compiler" $(ARGS)
 
 test-clients: .venv/.ready-clients .venv/.ready-npm .venv/.ready-libraries
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients --ignore tests/serve/agents $(ARGS)

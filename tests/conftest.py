@@ -31,7 +31,9 @@ two threads that wait for each other take nine times the processor time.
 """
 
 IN_ONE = ("laws/test_law_01", "laws/test_law_05")
-"""Laws of what texts say beside other programs: laws 6 and 14 compute the same in several threads."""
+"""Laws that compare texts and logits with transformers or with plain decoding. Laws 6 and 14 compute such texts in
+several threads.
+"""
 
 NAMED = ("browser", "compiler", "ray")
 """Markers that a test's own file names: a run of one of them imports no other files."""

@@ -1,7 +1,8 @@
-"""Marks of tests: which cases of a large product the default run tries (`make test-slow` tries the others, and CI runs
-both), and which tests need the library of program native."""
+"""Marks of tests: which cases of a large product the default run tries, and which tests need the library of program
+native. CI runs the default tests and those of `make test-slow`, which tries further cases; `make test-long` tries all.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -55,4 +56,33 @@ def each(families: Iterable[str]) -> list[Any]:
     """The families; `make test-long` alone tries those whose arithmetic others have, too."""
     return [
         family if family in (*KINDS, *HYBRIDS) else pytest.param(family, marks=pytest.mark.long) for family in families
+    ]
+
+
+def covering(
+    families: Sequence[str],
+    others: Sequence[Any],
+    whole: Collection[str] = (),
+    *,
+    rest: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    marks: Any = (),
+) -> list[Any]:
+    """All pairs of a family and one of the others. By default run as many pairs as it takes for each family and each of
+    the others to occur, and all pairs of the families in `whole`; the other pairs are long.
+
+    rest: more families, whose arithmetic those before have: their pairs are long. ids: names of the others; without
+    names the others are strings. marks: of pairs that are not long.
+    """
+    count = max(len(families), len(others))
+    tried = {(families[turn % len(families)], turn % len(others)) for turn in range(count)}
+    return [
+        pytest.param(
+            family,
+            other,
+            marks=marks if (family, at) in tried or family in whole else pytest.mark.long,
+            id=f"{family}-{(ids or others)[at]}",
+        )
+        for family in (*families, *rest)
+        for at, other in enumerate(others)
     ]

@@ -37,3 +37,14 @@ def conversations(random, number, beginnings, message, answer, vocabulary, num_o
         parts.append((yield prompt, random.randrange(*answer)))
         if random.random() < 0.85:
             running.append(parts)
+
+
+def hold(told, answer):
+    """Hold conversations: a function gets each turn, or None for a restart, and returns what is answered."""
+    given = None
+    while True:
+        try:
+            turn = told.send(given)
+        except StopIteration:
+            return
+        given = answer(turn)

@@ -16,7 +16,7 @@ from tests.cache.test_prefix_store import blocks
 from tests.cache.test_state_layers import said, summing
 from tests.empty import check_empty
 from tests.integrity import check_scheduler
-from tests.random_conversations import conversations
+from tests.random_conversations import conversations, hold
 from tests.state_model import save_with_states
 from tests.tiny_models import VOCABULARY, prompt, save
 from tokenmill.cache.header import shared_fields
@@ -75,27 +75,26 @@ def test_random_conversations_say_what_an_engine_without_a_cache_says(how, few, 
         monkeypatch.setattr(resolve, "MAX_SNAPSHOTS", 3)
     start = lambda: summing(path, max_sequences=2, prefix_dir=str(tmp_path / "blocks"), **how)  # noqa: E731
     engine, random, found = start(), Random(7), 0
-    told, answer = turns(3, NUM_CONVERSATIONS), None
-    while True:
-        try:
-            turn = told.send(answer)
-        except StopIteration:
-            break
-        answer = None
+
+    def answer(turn):
+        nonlocal engine, found
         if turn is None:
             engine.close()
             engine = start()
-            continue
+            return None
         tokens, count = turn
         sampling = {"max_new_tokens": count, "ignore_eos": True, "temperature": random.choice([0.0, 0.9]), "seed": 5}
-        answer = text_of(tokens, sampling)
+        wanted = text_of(tokens, sampling)
         if random.random() < 0.8:
             got, cached = said(engine, tokens, sampling)
             found += cached
         else:
             got = in_a_session(engine, tokens, sampling, random, tmp_path / "x.kv")
-        assert list(got) == answer
+        assert list(got) == wanted
         check_scheduler(engine.core.scheduler)
+        return wanted
+
+    hold(turns(3, NUM_CONVERSATIONS), answer)
     assert found
     check_empty(engine.core)
 
@@ -238,6 +237,7 @@ import pytest, torch
 from tests import state_model
 from tests.cache.test_state_layers import summing
 from tests.cache.test_state_snapshots import turns
+from tests.random_conversations import hold
 from tokenmill.memory import atomic_file
 torch.set_num_threads(1)  # no thread is there yet that a fork would lack
 state_model.register(pytest.MonkeyPatch())
@@ -253,16 +253,14 @@ def tell(seed, last):
         if len(written) == last - 1 and seed % 2:
             os._exit(9)  # behind it
     atomic_file.Path.replace = killing
-    engine, told, answer = summing(path, block_size=4, prefix_dir=folder), turns(seed, 5), None
-    while True:
-        try:
-            turn = told.send(answer)
-        except StopIteration:
-            break
-        answer = None
-        if turn is not None:
-            answer = list(engine.generate(turn[0], max_new_tokens=turn[1], ignore_eos=True).tokens)
-            os.write(1, f"{turn[0]} {answer}\\n".encode())  # a line of one process at a time
+    engine = summing(path, block_size=4, prefix_dir=folder)
+    def answer(turn):
+        if turn is None:
+            return None
+        said = list(engine.generate(turn[0], max_new_tokens=turn[1], ignore_eos=True).tokens)
+        os.write(1, f"{turn[0]} {said}\\n".encode())  # a line of one process at a time
+        return said
+    hold(turns(seed, 5), answer)
 
 def begin(seed, last):
     child = os.fork()

@@ -5,8 +5,8 @@ import torch
 
 from tests import gguf_files
 from tests.calibrate.runs import calibrated
+from tests.marks import covering
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
-from tests.program.in_turn import in_turn
 from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, build, prompt, save
 from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.errors import ConfigError
@@ -81,7 +81,7 @@ def test_any_groups_of_mamba_2(groups, sizes, models):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), in_turn(HYBRIDS, list(SETTINGS.values()), ids=list(SETTINGS), marks=pytest.mark.slow)
+    ("name", "settings"), covering(HYBRIDS, list(SETTINGS.values()), ids=list(SETTINGS), marks=pytest.mark.slow)
 )
 def test_states_with_every_kind_of_storage(name, settings, models):
     check(save(name, models), sizes=(2,), **settings)
@@ -95,7 +95,7 @@ def test_every_kind_of_storage(settings, large):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    in_turn(
+    covering(
         [*"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(), *HYBRIDS],
         [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}],
         ["llama-mha-tied", "gpt_oss"],

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.laws.test_law_14_everything import everything_at_once
+from tests.marks import covering
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
 from tests.ports import unused_port
-from tests.program.in_turn import in_turn
 from tests.tiny_models import HYBRIDS, prompt, save
 from tokenmill import ConfigError, load
 from tokenmill.bench.golden import check_text, reference_for
@@ -74,7 +74,7 @@ def test_states_and_their_snapshots_are_those_of_one_process(family, models, tmp
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    in_turn(
+    covering(
         HYBRIDS,
         [{"speculate": "suffix"}, {"async_scheduling": "on"}],
         ids=["suffix", "async"],

@@ -8,10 +8,9 @@ import torch
 
 from tests import gguf_files
 from tests.calibrate.runs import calibrated
-from tests.marks import QUICK_FAMILIES
+from tests.marks import QUICK_FAMILIES, covering
 from tests.parallel.ranks_in_threads import RanksInThreads
 from tests.parallel.test_eager_ranks import SCARCE, texts
-from tests.program.in_turn import in_turn
 from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, prompt, save
 from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
@@ -56,14 +55,14 @@ def same_bits(path, tokens=LONG, counts=(2, 3), **settings):
             assert torch.equal(ranks.logits(tokens[:7]), whole[:7]), count
 
 
-@pytest.mark.parametrize(("family", "form"), in_turn(FEW, FORMS, QUICK_FAMILIES, rest=REST))
+@pytest.mark.parametrize(("family", "form"), covering(FEW, FORMS, QUICK_FAMILIES, rest=REST))
 def test_the_same_bits_with_any_number_of_ranks(family, form, models):
     path, (dtype, scheme) = save(family, models), form.split()
     same_bits(path, dtype=dtype, scheme=scheme)
 
 
 @pytest.mark.parametrize(
-    ("family", "speculate"), in_turn(HYBRIDS, ["off", "suffix", "multi_step"], whole=["qwen3_5_text"])
+    ("family", "speculate"), covering(HYBRIDS, ["off", "suffix", "multi_step"], whole=["qwen3_5_text"])
 )
 def test_texts_and_stored_states_are_those_of_one_process(family, speculate, models, tmp_path):
     found, files = [], []
@@ -87,7 +86,7 @@ def of_one_process(path, cache_format):
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"), in_turn([*PLAIN, *HYBRIDS], list(HOWS.values()), ["llama", "qwen3_5_text"], ids=list(HOWS))
+    ("family", "settings"), covering([*PLAIN, *HYBRIDS], list(HOWS.values()), ["llama", "qwen3_5_text"], ids=list(HOWS))
 )
 def test_the_same_bits_for_any_chunk_thread_and_block(family, settings, models):
     path = save(family, models)

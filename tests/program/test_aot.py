@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.program.in_turn import in_turn
+from tests.marks import covering
 from tests.program.test_compiled import engine_for, same, save_one_layer
 from tests.tiny_models import save
 from tokenmill.cli.main import main
@@ -88,7 +88,7 @@ class Interpreted:
 
 @pytest.mark.parametrize(
     ("family", "how"),
-    in_turn(
+    covering(
         ["llama", "mixtral", "gpt2"],
         [{}, {"scheme": "q8", "cache_format": "int8"}],
         ids=["as it is", "codes"],

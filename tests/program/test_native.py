@@ -12,9 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tokenmill
-from tests.marks import QUICK_FAMILIES, needs_native, skip_unless_it_runs
+from tests.marks import QUICK_FAMILIES, covering, needs_native, skip_unless_it_runs
 from tests.program import sanitized
-from tests.program.in_turn import in_turn
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
@@ -64,7 +63,7 @@ def test_logits_are_those_of_eager(family, build, models):
     ("family", "form"),
     [
         *(pytest.param(family, "float32 dense", id=f"{family}-float32 dense") for family in FAMILIES),
-        *in_turn(FAMILIES, ["bfloat16 q4", "float32 q8", "bfloat16 dense", "float16 dense"], QUICK_FAMILIES),
+        *covering(FAMILIES, ["bfloat16 q4", "float32 q8", "bfloat16 dense", "float16 dense"], QUICK_FAMILIES),
     ],
 )
 def test_builds_agree(family, form, models, monkeypatch):
@@ -109,6 +108,20 @@ def test_builds_agree_where_numbers_are_subnormal(dtype, models, tmp_path, monke
     assert (torch.tensor([1e-39]) / 2).item() > 0  # the thread that called computes with them as before
 
 
+WAYS = [
+    {"max_step_tokens": 1},
+    {"max_step_tokens": 2, "block_size": 1},
+    {"max_step_tokens": 16, "threads": 2},
+    {"max_step_tokens": 17, "block_size": 3},
+    {"max_step_tokens": 50},
+    {"max_step_tokens": 5, "threads": 3},
+    {"threads": 4, "block_size": 16},
+]
+"""Each is a load, which takes ten times what the logits take."""
+
+OTHER_WAYS = [{"max_step_tokens": 7}, {"block_size": 3, "max_step_tokens": 20}, {"threads": 2}]
+
+
 @pytest.mark.parametrize(
     ("family", "build"),
     [
@@ -119,18 +132,11 @@ def test_builds_agree_where_numbers_are_subnormal(dtype, models, tmp_path, monke
     indirect=["build"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, models):
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(OTHER_WAYS, marks=pytest.mark.long)], ids=["some", "others"])
+def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, ways, build, models):
     path = save(family, models)
     whole = native(path, dtype).logits(LONG)
-    for settings in (
-        {"max_step_tokens": 1},
-        {"max_step_tokens": 2, "block_size": 1},
-        {"max_step_tokens": 16, "threads": 2},
-        {"max_step_tokens": 17, "block_size": 3},
-        {"max_step_tokens": 50},
-        {"max_step_tokens": 5, "threads": 3},
-        {"threads": 4, "block_size": 16},
-    ):  # a load takes ten times what the logits take
+    for settings in ways:
         assert torch.equal(native(path, dtype, **settings).logits(LONG), whole), settings
 
 

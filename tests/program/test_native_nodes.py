@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.gguf_files import KIND, write_codes
-from tests.program.in_turn import in_turn
+from tests.marks import covering
 from tests.tiny_models import prompt, save
 from tokenmill import load
 from tokenmill.kernels import native_library
@@ -34,7 +34,7 @@ def two_nodes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("family", "scheme"), in_turn(["llama", "mixtral", "gpt2", "glm4_moe"], ["dense", "q4"], ["llama"])
+    ("family", "scheme"), covering(["llama", "mixtral", "gpt2", "glm4_moe"], ["dense", "q4"], ["llama"])
 )
 def test_the_same_bits(family, scheme, models, monkeypatch, request):
     path, settings = save(family, models), {"program": "native", "dtype": "float32", "scheme": scheme}

@@ -37,10 +37,16 @@ def test_native_is_eager_up_to_the_rounding_of_activations(family, scheme, model
     assert (ours - eager).pow(2).mean().sqrt() < 0.04 * eager.pow(2).mean().sqrt()
 
 
+WAYS = [({"max_step_tokens": 1}, 1), ({"max_step_tokens": 7}, 2), ({"max_step_tokens": 20}, 2)]
+WAYS += [({"max_step_tokens": 20}, 1), ({"block_size": 3}, 2)]
+OTHER_WAYS = [({"max_step_tokens": 1}, 2), ({"max_step_tokens": 7}, 1), ({"block_size": 3}, 1)]
+
+
 @needs_native
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(OTHER_WAYS, marks=pytest.mark.long)], ids=["some", "others"])
 @pytest.mark.parametrize("build", native_library.BUILDS)
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
-def test_the_same_bits_for_any_chunk_and_thread(build, scheme, models, monkeypatch):
+def test_the_same_bits_for_any_chunk_and_thread(build, scheme, ways, models, monkeypatch):
     skip_unless_it_runs(build)
     monkeypatch.setattr("tokenmill.program.native.program.Native.build", build)
     path = save("llama", models)
@@ -49,8 +55,6 @@ def test_the_same_bits_for_any_chunk_and_thread(build, scheme, models, monkeypat
         return load(path, program="native", scheme=scheme, dtype="float32", **settings).logits(LONG)
 
     whole = logits(threads=1)
-    ways = [({"max_step_tokens": 1}, 1), ({"max_step_tokens": 7}, 2), ({"max_step_tokens": 20}, 2)]
-    ways += [({"max_step_tokens": 20}, 1), ({"block_size": 3}, 2)]
     for settings, threads in ways:
         assert torch.equal(logits(threads=threads, **settings), whole)
 

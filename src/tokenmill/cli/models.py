@@ -117,8 +117,8 @@ def load_engine(
         engine.tokenizer.use_template(template)
     if writes_text:
         _prepare(engine, progress)
-    if thread is None:  # of several models one goes again
-        gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
+    if thread is None:  # an engine that shares its thread is one of several models, and may be unloaded
+        gc.freeze()  # objects that exist now live on: looking at them in the midst of a text took as long as ten steps
     return engine
 
 

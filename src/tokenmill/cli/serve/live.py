@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.serve.start.server import Served
 
 LOOK_S = 0.5
-"""Seconds between two looks: a step of a large model takes a tenth of one, and nobody reads faster."""
+"""Seconds between two readings of the engine: a step of a large model takes 0.1 s, and nobody reads a table faster."""
 
 LATEST = 32
-"""Tokens by which the speed of a text is told, so that a text that stalls is seen to."""
+"""Tokens over which the speed of a text is measured: few, so that the speed of a text that stalls falls at once."""
 
 WRITES = "writes"
 HEADER = ("text", "state", "prompt", "found", "new", "tokens/s", "seconds")
@@ -49,7 +49,7 @@ class Glance(NamedTuple):
 
 
 def check_watch(is_watched: bool, replicas: int) -> None:
-    """Refuse a view that nobody could see, or of engines in other processes."""
+    """Refuse `--watch` where stderr is no terminal, and where the engines are replicas in other processes."""
     if is_watched and not shows_bars():
         raise ConfigError("watch", True, "only where stderr is a terminal; /metrics has figures for other programs")
     if is_watched and replicas > 1:

@@ -77,7 +77,7 @@ def residents_of(setups: Sequence["ModelSetup"], room: int, num_keys: int, quiet
     from tokenmill.serve.models.loading import served_of, unload
     from tokenmill.serve.models.residents import Residents
 
-    gc.freeze()  # modules stay, and are not looked at again whenever a model goes
+    gc.freeze()  # modules live on: no collection looks at them when a model is unloaded
     thread = EngineThread()
 
     def load(hosted: "Hosted", on_failure: Callable[[], None]) -> Any:
