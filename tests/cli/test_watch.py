@@ -65,8 +65,10 @@ def test_it_ends_with_the_server(served, monkeypatch):
 
     with live_view(True, engines):
         assert looked.wait(60)
+        (thread,) = [each for each in threading.enumerate() if each.name == "live view"]
         served.engine.close()
-    assert not [each for each in threading.enumerate() if each.name == "live view" and each.is_alive()]
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_where_nobody_would_see_it(tm, model):
