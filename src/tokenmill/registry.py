@@ -35,6 +35,8 @@ PROGRAMS: Names = {
         "tokenmill.program.aot.program:Aot"),
     "compiled": Entry("torch.compile of the PyTorch modules", "tokenmill.program.torch_specs:CompiledSpec",
         "tokenmill.program.compiled.program:Compiled", ("inductor",)),
+    "graphs": Entry("Triton kernels in CUDA graphs, on a GPU", "tokenmill.program.graphs.spec:GraphsSpec",
+        "tokenmill.program.graphs.program:Graphs"),
     "eager": Entry("PyTorch modules as they stand", "tokenmill.program.torch_specs:EagerSpec",
         "tokenmill.program.eager:Eager"),
 }

@@ -32,6 +32,7 @@ READ = {
     "PYTHONPATH": "Ranks are started with the module path of the process that starts them.",
     "ONEDNN_MAX_CPU_ISA": "oneDNN's own: the instruction sets that it may use. Rows of program eager are shared only "
     "under the same ones.",
+    "TRITON_INTERPRET": "Triton's own: with 1 the kernels of program graphs are interpreted, on a CPU and slowly.",
     "VISUAL": "The editor of `/edit` in `chat`.",
     "EDITOR": "The same, where `VISUAL` is not set.",
     "RANK": "As torchrun sets it: with the next four, this process is one of several ranks.",

@@ -75,6 +75,7 @@ def test_what_auto_may_choose():
         "native": ["dense", "q8", "q4", "file"],
         "aot": ["dense"],
         "compiled": ["dense"],
+        "graphs": ["dense"],
         "eager": ["packed", "dense"],
     }
 

@@ -1,6 +1,8 @@
 """The module of schemes q8, q4 and file: a matrix of integer codes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -9,8 +11,6 @@ from torch.nn import functional as F
 from tokenmill.quant.matrix import Matrix, is_one_traced_row, product, realised
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import TENSORS, Stored
-
-UNPACKED = tuple(name for name in TENSORS if name != "halves")  # the tensors that Stored.unpacked may have
 
 
 class QuantizedLinear(Matrix):
@@ -21,24 +21,43 @@ class QuantizedLinear(Matrix):
     """
 
     def fill(self, parts: Sequence[Stored]) -> None:
-        self._bits, self.weight = [part.bits for part in parts], None
+        self.weight = None
+        self._keep([part.unpacked() for part in parts])
+
+    def _keep(self, parts: Sequence[Stored]) -> None:
+        self._bits = [part.bits for part in parts]
         for number, part in enumerate(parts):
-            stored = part.unpacked()
-            for name in UNPACKED:
-                self.register_buffer(f"{name}_{number}", getattr(stored, name))
+            for name in TENSORS:
+                self.register_buffer(f"{name}_{number}", getattr(part, name))
 
     def parts(self) -> list[Stored]:
         """Return all rows in order."""
         return [
-            Stored(bits, **{name: getattr(self, f"{name}_{number}") for name in UNPACKED})
+            Stored(bits, **{name: getattr(self, f"{name}_{number}") for name in TENSORS})
             for number, bits in enumerate(self._bits)
         ]
+
+    def compact(self) -> None:
+        """Join neighbouring parts that are stored alike, and put codes of 4 bits two in a byte: the same values."""
+        groups = groupby(self.parts(), key=lambda part: (part.bits, [getattr(part, name) is None for name in TENSORS]))
+        joined = [in_halves(Stored.joined(list(group))) for _, group in groups]
+        for name in [*self._buffers]:
+            delattr(self, name)
+        self._keep(joined)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         times = _sums if is_one_traced_row(x_TD) else _product
         parts = self.parts()
         biases = [None] * len(parts) if self.bias is None else torch.split(self.bias, [part.num_rows for part in parts])
         return torch.cat([times(x_TD, part, bias) for part, bias in zip(parts, biases, strict=True)], dim=-1)
+
+
+def in_halves(part: Stored) -> Stored:
+    """Put codes of 4 bits two in a byte, as Stored has them in `halves`; other parts are unchanged."""
+    if part.codes is None or part.bits != 4:
+        return part
+    codes_RG2B = part.codes.view(part.num_rows, -1, 2, GROUP // 2)
+    return replace(part, codes=None, halves=(codes_RG2B[:, :, 0] | codes_RG2B[:, :, 1] << 4).flatten(1))
 
 
 def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:

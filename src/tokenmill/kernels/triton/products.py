@@ -1,0 +1,206 @@
+"""Kernel of a matrix product of up to 16 rows a tile, with the norm before it and what follows it.
+
+Each program computes some outputs of one tile of rows over all inputs, in one order: the bits of a row depend on
+nothing but its own numbers and the matrix. Weights are read once for all rows of a tile.
+"""
+
+import triton
+import triton.language as tl
+
+from tokenmill.kernels.triton.arithmetic import ROWS, activated, multiplied, rounded
+
+
+@triton.jit
+def scaled(
+    codes, scales, minimums, f, first, num_inputs, seen, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Multiply codes [OUTPUTS, GROUPS · n] by the scales of their groups, see quant.stored: numbers of T."""
+    group = first // GROUP + tl.arange(0, GROUPS)
+    groups = (num_inputs + 31) // 32 * (32 // GROUP)
+    at = f.to(tl.int64)[:, None] * groups + group[None, :]
+    there = seen & (group < groups)[None, :]
+    scale = tl.load(scales + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
+    values = tl.reshape(codes, (OUTPUTS, GROUPS, codes.shape[1] // GROUPS)).to(tl.float32)
+    if HAS_MINIMUMS:
+        values = values * scale + tl.load(minimums + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
+    else:
+        values = (values - (1 << (BITS - 1))) * scale
+    return rounded(tl.reshape(values, codes.shape), T, INTERPRETED)
+
+
+@triton.jit
+def add_products(
+    sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr, OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a tile of rows with weights [OUTPUTS, INPUTS].
+
+    PAIRED: a byte has the codes of an input and of the 16th behind it, and a_high are the rows of the latter.
+    """
+    made = (f < num_outputs)[:, None]
+    halves: tl.constexpr = 2 if PAIRED else 1
+    row_size = num_inputs if BITS == 0 else (num_inputs + 31) // 32 * 32 // halves
+    j = first // halves + tl.arange(0, INPUTS // halves)
+    tile = tl.load(
+        numbers + f.to(tl.int64)[:, None] * row_size + j[None, :], mask=made & (j < row_size)[None, :], other=0
+    )
+    groups: tl.constexpr = INPUTS // GROUP
+    if PAIRED:
+        b = scaled(
+            tile & 15,
+            scales,
+            minimums,
+            f,
+            first,
+            num_inputs,
+            made,
+            OUTPUTS,
+            groups,
+            BITS,
+            GROUP,
+            HAS_MINIMUMS,
+            T,
+            INTERPRETED,
+        )
+        sums = multiplied(a, tl.trans(b), sums, T, INTERPRETED)
+        tile, a = tile >> 4, a_high
+    if BITS > 0:
+        tile = scaled(
+            tile,
+            scales,
+            minimums,
+            f,
+            first,
+            num_inputs,
+            made,
+            OUTPUTS,
+            groups,
+            BITS,
+            GROUP,
+            HAS_MINIMUMS,
+            T,
+            INTERPRETED,
+        )
+    return multiplied(a, tl.trans(tile), sums, T, INTERPRETED)
+
+
+@triton.jit
+def weighted(
+    a, norm_weight, factor, k, num_inputs, UNIT_OFFSET: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """Multiply rows by the weights of a norm, and by a factor of each row: numbers of T."""
+    weight = tl.load(norm_weight + k, mask=k < num_inputs, other=0.0).to(tl.float32) + UNIT_OFFSET
+    return rounded(a * factor[:, None] * weight[None, :], T, INTERPRETED)
+
+
+@triton.jit
+def in_pairs(a, INPUTS: tl.constexpr):
+    """Take rows [ROWS, INPUTS] apart: the first 16 inputs of each group of 32, and the last 16."""
+    low, high = tl.split(tl.permute(tl.reshape(a, (ROWS, INPUTS // 32, 2, 16)), (0, 1, 3, 2)))
+    return tl.reshape(low, (ROWS, INPUTS // 2)), tl.reshape(high, (ROWS, INPUTS // 2))
+
+
+@triton.jit
+def finished(
+    sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Add the bias, multiply, activate, and multiply gates by their factors."""
+    if HAS_BIAS:
+        sums += tl.load(bias + f, mask=f < num_outputs, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            up_sums += tl.load(bias + num_outputs + f, mask=f < num_outputs, other=0.0).to(tl.float32)[None, :]
+    sums = sums * multiplier
+    if ACTIVATION > 0:
+        sums = activated(sums, ACTIVATION)
+    if GATED:
+        sums = sums * (up_sums * up_multiplier)
+    return sums
+
+
+@triton.jit
+def sum_of_squares(rows, there, num_inputs, INPUTS: tl.constexpr):
+    """Add up the squares of each row."""
+    squares = tl.zeros((ROWS,), tl.float32)
+    for first in range(0, num_inputs, INPUTS):
+        k = first + tl.arange(0, INPUTS)
+        part = tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0).to(tl.float32)
+        squares += tl.sum(part * part, 1)
+    return squares
+
+
+@triton.jit
+def product(
+    x, norm_weight, numbers, scales, minimums, bias, out,
+    num_rows, num_inputs, num_outputs, x_stride, out_stride, eps, multiplier, up_multiplier, added_multiplier,
+    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    T: tl.constexpr, OUT: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Compute out = after(matrix · norm(x)): [num_rows, num_outputs].
+
+    NORM: x is divided by its root mean square and multiplied by a weight, before the product; the division is made
+    behind it, since it is by one number a row, unless TWO_PASSES: numbers of float16 could overflow before it. GATED:
+    the matrix has num_outputs rows of gates and as many of factors. ACTIVATION: 0 for none. ADDS: the result is
+    multiplied and added to `out`.
+    """
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    f = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    sums, up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
+    squares, factor = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
+    rows, there = x + m.to(tl.int64)[:, None] * x_stride, (m < num_rows)[:, None]
+    if TWO_PASSES:
+        factor = tl.rsqrt(sum_of_squares(rows, there, num_inputs, INPUTS) / num_inputs + eps)
+    for first in range(0, num_inputs, INPUTS):
+        k = first + tl.arange(0, INPUTS)
+        a = tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0)
+        if NORM:
+            a = a.to(tl.float32)
+            squares += tl.sum(a * a, 1)
+            a = weighted(a, norm_weight, factor, k, num_inputs, UNIT_OFFSET, T, INTERPRETED)
+        a_high = a
+        if PAIRED:
+            a, a_high = in_pairs(a, INPUTS)
+        sums = add_products(
+            sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
+            BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+        )  # fmt: skip
+        if GATED:
+            up_sums = add_products(
+                up_sums, a, a_high, numbers, scales, minimums, f + num_outputs, first, num_inputs, 2 * num_outputs,
+                BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+            )  # fmt: skip
+    if NORM and not TWO_PASSES:
+        factor = tl.rsqrt(squares / num_inputs + eps)
+        sums, up_sums = sums * factor[:, None], up_sums * factor[:, None]
+    sums = finished(sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier, GATED, ACTIVATION, HAS_BIAS)
+    to, wanted = out + m.to(tl.int64)[:, None] * out_stride + f[None, :], there & (f < num_outputs)[None, :]
+    if ADDS:
+        sums = tl.load(to, mask=wanted, other=0.0).to(tl.float32) + sums * added_multiplier
+    tl.store(to, rounded(sums, OUT, INTERPRETED), mask=wanted)
+
+
+@triton.jit
+def add_normed(
+    x, out, weight, num_inputs, x_stride, out_stride, eps, multiplier,
+    UNIT_OFFSET: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Add multiplier · norm(x) to `out`, one row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((INPUTS,), tl.float32)
+    for first in range(0, num_inputs, INPUTS):
+        k = first + tl.arange(0, INPUTS)
+        part = tl.load(x + row * x_stride + k, mask=k < num_inputs, other=0.0).to(tl.float32)
+        squares += part * part
+    factor = tl.rsqrt(tl.sum(squares, 0) / num_inputs + eps)
+    for first in range(0, num_inputs, INPUTS):
+        k = first + tl.arange(0, INPUTS)
+        seen = k < num_inputs
+        part = tl.load(x + row * x_stride + k, mask=seen, other=0.0).to(tl.float32)
+        normed = part * factor * (tl.load(weight + k, mask=seen, other=0.0).to(tl.float32) + UNIT_OFFSET)
+        to = out + row * out_stride + k
+        sums = tl.load(to, mask=seen, other=0.0).to(tl.float32) + normed * multiplier
+        tl.store(to, rounded(sums, T, INTERPRETED), mask=seen)

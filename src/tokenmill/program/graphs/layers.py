@@ -1,0 +1,142 @@
+"""A decoder as launches of kernels, for one token of each sequence: made of the modules, whose weights it reads."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from tokenmill.kernels.triton.arithmetic import INTERPRETED
+from tokenmill.kernels.triton.attention import SPLIT, attend, merge
+from tokenmill.model.decoder import Decoder
+from tokenmill.model.description import LayerDescription, MlpBlock
+from tokenmill.model.layers import ACTIVATIONS
+from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.rope import RotaryTable
+from tokenmill.program.graphs.matrices import TRITON, GraphMatrix, NormOf, add_norm
+
+
+class StepRows(NamedTuple):
+    """The part of a step that all layers read: the blocks and the position of each sequence, [B, M] and [B], and the
+    number of splits of the longest context that the recorded graph serves.
+    """
+
+    tables_BM: Tensor
+    positions_B: Tensor
+    num_splits: int
+
+
+def positions_of(width: int, dtype: torch.dtype) -> int:
+    """Choose how many positions attention reads at a time: as many as it can without giving up registers."""
+    return 64 if width <= 128 and dtype != torch.float32 else 32
+
+
+class GraphAttention:
+    def __init__(self, block: AttentionBlock, module: Any, table: RotaryTable | None, block_size: int) -> None:
+        self.block, self.table, self.block_size = block, table, block_size
+        self.qkv = GraphMatrix(module.qkv)
+        self.out = GraphMatrix(module.out, block.out.multipliers)
+        norms = [*block.qk_norms, None, None][:2]
+        self.norms = [NormOf.of(norm, each) for norm, each in zip(norms, (module.q_norm, module.k_norm), strict=True)]
+        self.sinks = None if module.sinks is None else module.sinks.detach()
+        self.heads = max(16, triton.next_power_of_2(block.num_heads // block.num_kv_heads))
+        self.width = max(16, triton.next_power_of_2(block.head_dim))
+
+    def __call__(self, x_BD: Tensor, norm: NormOf | None, cached: tuple[Tensor, ...], rows: StepRows) -> Tensor:
+        """Write the new rows of K and V into the cache; return the attention of each row, [B, N · H]."""
+        block, count, splits = self.block, len(x_BD), rows.num_splits
+        qkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
+        out = x_BD.new_empty((count, block.num_heads * block.head_dim))
+        shape = (count, block.num_kv_heads, splits, self.heads)
+        maxima, sums = (x_BD.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        values = x_BD.new_empty((*shape, self.width), dtype=torch.float32) if splits > 1 else sums
+        cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
+        q_norm, k_norm = self.norms
+        shared = {
+            "NUM_HEADS": block.num_heads, "NUM_KV_HEADS": block.num_kv_heads, "HEAD_DIM": block.head_dim,
+            "WINDOW": block.shape.window or 0, "SINKS": self.sinks is not None, "NUM_SPLITS": splits, "SPLIT": SPLIT,
+            "HEADS": self.heads, "WIDTH": self.width, "T": TRITON[x_BD.dtype], "INTERPRETED": INTERPRETED,
+        }  # fmt: skip
+        sinks = qkv if self.sinks is None else self.sinks
+        attend[(count, block.num_kv_heads, splits)](
+            qkv, *cached, rows.tables_BM, rows.positions_B, cos, sin, q_norm.weight if q_norm else qkv,
+            k_norm.weight if k_norm else qkv, sinks, out, maxima, sums, values, qkv.stride(0), rows.tables_BM.stride(0),
+            out.stride(0), cos.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
+            block.shape.scale, block.shape.softcap or 1.0,
+            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+            UNIT_OFFSET=bool(q_norm and q_norm.unit_offset), CAPPED=block.shape.softcap is not None,
+            BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), CACHE=TRITON[cached[0].dtype],
+            **shared,
+        )  # fmt: skip
+        if splits > 1:
+            merge[(count, block.num_kv_heads)](
+                rows.positions_B, sinks, out, maxima, sums, values, out.stride(0), **shared
+            )
+        return out
+
+
+class GraphMlp:
+    def __init__(self, block: MlpBlock, module: Any) -> None:
+        self.block = block
+        self.up = GraphMatrix(module.up, block.up.multipliers, block.gated)
+        self.down = GraphMatrix(module.down, block.down.multipliers)
+
+    def __call__(self, x_BD: Tensor, norm: NormOf | None) -> Tensor:
+        """Compute what the last matrix reads, [B, F]."""
+        width = self.block.down.inputs
+        if not self.up.splits_gates:
+            return self.up(x_BD, x_BD.new_empty((len(x_BD), width)), norm, self.block.activation)
+        made = self.up(x_BD, x_BD.new_empty((len(x_BD), 2 * width)), norm)
+        return ACTIVATIONS[self.block.activation](made[:, :width]) * made[:, width:]
+
+
+class GraphLayer:
+    """x + multiplier * after(attention(before(x))), then the same with the MLP."""
+
+    def __init__(self, description: LayerDescription, module: Any, table: RotaryTable | None, block_size: int) -> None:
+        (block,) = description.mixers
+        assert isinstance(block, AttentionBlock), "the spec refuses others"
+        names = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm")
+        norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
+        self.before, self.after, self.mlp_before, self.mlp_after = norms
+        self.attention = GraphAttention(block, module.attention, table, block_size)
+        self.mlp, self.multiplier = GraphMlp(description.mlp, module.mlp), description.multiplier
+
+    def __call__(self, x_BD: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
+        """Bring x from the layer's input to its output, in place."""
+        self._add(x_BD, self.attention(x_BD, self.before, cached, rows), self.attention.out, self.after)
+        self._add(x_BD, self.mlp(x_BD, self.mlp_before), self.mlp.down, self.mlp_after)
+
+    def _add(self, x_BD: Tensor, made: Tensor, matrix: GraphMatrix, after: NormOf | None) -> None:
+        if after is None:
+            matrix(made, x_BD, adds=self.multiplier)
+        else:
+            add_norm(matrix(made, torch.empty_like(x_BD)), x_BD, after, self.multiplier)
+
+
+class GraphDecoder:
+    """The whole decoder."""
+
+    def __init__(self, decoder: Decoder, block_size: int) -> None:
+        self.config, whole = decoder.config, decoder.description
+        self.embedding, self.multiplier = decoder.embedding, 1.0
+        if self.config.embedding_multiplier != 1.0:  # as a number of Python: a tensor cannot be made in a graph
+            weight = decoder.embedding.weight
+            self.multiplier = torch.tensor(self.config.embedding_multiplier, dtype=weight.dtype).item()
+        tables = [*decoder.rotary, None]
+        layers = zip(whole.layers, decoder.layers, decoder.rope_numbers, strict=True)
+        self.layers = [GraphLayer(layer, module, tables[number], block_size) for layer, module, number in layers]
+        self.norm = NormOf.of(whole.norm, decoder.norm)
+        head = decoder.embedding if decoder.head is None else decoder.head
+        self.head = GraphMatrix(head, (self.config.logit_multiplier,))
+
+    def __call__(self, token_ids_B: Tensor, cache: list[tuple[Tensor, ...]], rows: StepRows) -> Tensor:
+        """Compute the logits of each sequence, [B, V] float32."""
+        x_BD = self.embedding(token_ids_B)
+        x_BD = x_BD if self.multiplier == 1.0 else x_BD * self.multiplier
+        for layer, cached in zip(self.layers, cache, strict=True):
+            layer(x_BD, cached, rows)
+        logits_BV = x_BD.new_empty((len(x_BD), self.config.vocab_size), dtype=torch.float32)
+        self.head(x_BD, logits_BV, self.norm)
+        cap = self.config.logit_softcap
+        return logits_BV if cap is None else torch.tanh(logits_BV / cap) * cap

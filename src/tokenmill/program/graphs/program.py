@@ -1,0 +1,87 @@
+"""Program graphs: steps of one token a sequence by Triton kernels, recorded in CUDA graphs; the rest by the modules.
+
+A graph is recorded for each declared number of sequences and of positions. The bits of a row's logits depend neither on
+the other sequences of its step nor on the size of blocks. Prompts are computed by the modules, by torch's products.
+"""
+
+import logging
+import time
+
+import torch
+import triton
+from torch import Tensor
+
+from tokenmill.cache.step import Step
+from tokenmill.errors import ConfigError
+from tokenmill.kernels.triton.attention import SPLIT
+from tokenmill.program.compiled.micro_batches import (
+    Cache,
+    Call,
+    Inputs,
+    MicroBatch,
+    MicroBatched,
+    StaticShapes,
+    StepShape,
+)
+from tokenmill.program.compiled.program import Capture, Captured, cuda_graph
+from tokenmill.program.forward import ModelParts
+from tokenmill.program.graphs.layers import GraphDecoder, StepRows
+
+log = logging.getLogger(__name__)
+
+CAPABILITY = (8, 0)
+"""The first generation that multiplies bfloat16, and copies to shared memory beside computing: A100 and later."""
+
+
+class Graphs(MicroBatched):
+    """calls: the recorded steps so far, by their shapes."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__(parts)
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and torch.version.hip is None and torch.cuda.get_device_capability(self.device) < CAPABILITY:
+            found = ".".join(map(str, torch.cuda.get_device_capability(self.device)))
+            raise ConfigError(
+                "program", "graphs", f"compiled or eager: this GPU has compute capability {found}, under 8.0"
+            )
+        unpacked = self.decoder.num_bytes
+        with torch.inference_mode():
+            self._decoder = GraphDecoder(self.decoder, self.block_size)
+        config = parts.config
+        self.shapes = StaticShapes(config.max_sequences, config.max_step_tokens, self.decoder.num_positions)
+        self.capture: Capture | None = cuda_graph if on_gpu else None
+        self.calls: dict[StepShape, Call | None] = {}
+        self.num_weight_bytes -= unpacked - self.decoder.num_bytes
+        self.num_matrix_bytes -= unpacked - self.decoder.num_bytes
+
+    @property
+    def build_id(self) -> str:
+        return f"{super().build_id}, triton {triton.__version__}"
+
+    def find(self, batch: MicroBatch, step: Step) -> Call | None:
+        """Find the recorded step, which is recorded now if need be; None for spans of several tokens."""
+        if batch[0].count > 1:
+            return None
+        shape = self.shapes.of(batch)
+        if shape not in self.calls:
+            self.calls[shape] = self._recorded(batch, shape, step)
+        return self.calls[shape]
+
+    def _recorded(self, batch: MicroBatch, shape: StepShape, step: Step) -> Call | None:
+        """Record a step by computing it once; None where the GPU has no memory for it: the modules compute it then."""
+        if self.capture is None:
+            return self._run
+        call = Captured(self._run, self.capture)
+        began_s = time.perf_counter()
+        try:
+            call(self.stage(batch, shape, step), self.cache)
+        except torch.OutOfMemoryError:
+            what = f"steps of {shape.num_sequences} sequences with up to {shape.num_keys} positions"
+            log.warning("the GPU has no memory to record %s; the plain modules compute them, more slowly", what)
+            return None
+        self.compile_s += time.perf_counter() - began_s
+        return call
+
+    def _run(self, inputs: Inputs, cache: Cache) -> Tensor:
+        rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], triton.cdiv(len(inputs.offsets_L), SPLIT))
+        return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)

@@ -1,0 +1,78 @@
+"""The spec of program graphs: what it refuses, known before it is made."""
+
+import os
+from importlib.util import find_spec
+
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.kernels.devices import kind_of
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import DecoderDescription, describe
+from tokenmill.model.features import features_of
+from tokenmill.program.torch_specs import EagerSpec
+from tokenmill.quant.schemes import GROUP, Scheme
+from tokenmill.settings.engine_config import EngineConfig
+
+SERVED = frozenset({
+    "embedding multiplier", "multipliers of products", "residual multiplier", "logit multiplier",
+    "norm after attention or MLP", "attention or MLP without a norm before it", "norm with unit offset",
+    "rope that differs from layer to layer", "kv heads that differ from layer to layer",
+    "head widths that differ from layer to layer", "attention window", "attention softcap", "logit softcap",
+    "norm of q and k", "part of each head rotated", "attention sinks",
+})  # fmt: skip
+"""What the kernels compute of the features of models, see features.py."""
+
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+WIDEST_HEAD = 256
+"""A tile of 16 heads and one of 64 keys of this width take 100 KB of the memory of a processor of an A100, of 164."""
+
+
+class GraphsSpec(EagerSpec):
+    only_asked = True  # never measured on a GPU: "auto" keeps what was
+    mixers = ("attention",)
+    rarities = ()
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        """Run plain matrices and codes of every kind, but not matrices in a layout of oneDNN."""
+        return scheme.matrix != "packed"
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        merged = {"qkv", "gate_up"} <= set(config.fused)
+        reasons = (
+            find_spec("triton") is None and "needs Triton: pip install triton, on Linux",
+            kind_of(device) != "cuda" and not interpreted and f"runs on a GPU, and the device is {device}",
+            config.tensor_parallel > 1 and "computes in one process, and tensor_parallel asks for more",
+            config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
+            not merged and f"fuses by itself, and fuse {config.fuse} was asked for",
+            cache.format != "dense" and f"cannot read cache format {cache.format}",
+            config.compile != "auto" and f"compiles by itself, and compile {config.compile} was asked for",
+            _refuse(describe(model)),
+        )
+        return next((reason for reason in reasons if isinstance(reason, str)), None)
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+        """Foresee the bytes of EagerSpec, but of codes of 4 bits two in a byte."""
+        whole = EagerSpec.weight_bytes(model, dtype, scheme)
+        if scheme.rounds_to != 4:
+            return whole
+        matrices = describe(model).matrices.items()
+        return whole - sum(
+            count * matrix.outputs * -(-matrix.inputs // GROUP) * GROUP // 2 for matrix, count in matrices
+        )
+
+
+def _refuse(decoder: DecoderDescription) -> str | None:
+    if lacking := sorted(features_of(decoder) - SERVED):
+        return f"has no kernel for {lacking[0]}"
+    norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms.values())]
+    if any(norm.kind != "rms" for norm in norms):
+        return "has no kernel for LayerNorm"
+    if any(block.qkv.is_scaled for block in decoder.attentions):
+        return "has no kernel for multipliers of Q, K or V"
+    if (width := max(block.head_dim for block in decoder.attentions)) > WIDEST_HEAD:
+        return f"has no kernel for heads of more than {WIDEST_HEAD} numbers, and the model's have {width}"
+    unknown = (mlp.activation for layer in decoder.layers for mlp in layer.mlps if mlp.activation not in ACTIVATIONS)
+    return next((f"has no activation {name!r}" for name in unknown), None)

@@ -1,0 +1,155 @@
+"""Compiles every kernel of kernels/triton for GPUs that need not be there, and prints what was made of them as JSON.
+
+Run as a program, without TRITON_INTERPRET: Triton decides where a kernel is defined whether it interprets it.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tokenmill.kernels.triton import attention, products
+from tokenmill.program.graphs.layers import positions_of
+from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
+"""Bytes of shared memory that a program may have, by NVIDIA's and AMD's tables."""
+
+NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_FLOATS = {"eps", "q_eps", "k_eps", "scale", "softcap", "multiplier", "up_multiplier", "added_multiplier"}
+
+
+def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]:
+    """Describe a compilation of the product: its kernel, the types of its pointers, its constants, its options."""
+    constants = {
+        "NORM": False, "UNIT_OFFSET": False, "TWO_PASSES": False, "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False,
+        "ADDS": False, "BITS": 0, "PAIRED": False, "GROUP": 32, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
+        "OUTPUTS": OUTPUTS, "INPUTS": INPUTS,
+    } | how  # fmt: skip
+    weights = "u8" if constants["BITS"] else dtype
+    pointers = dict.fromkeys(("x", "norm_weight", "bias"), dtype) | {"numbers": weights, "out": constants["OUT"]}
+    pointers |= dict.fromkeys(("scales", "minimums"), "fp32" if constants["BITS"] else dtype)
+    return products.product, pointers, constants, {"num_warps": WARPS, "num_stages": STAGES}
+
+
+def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: Any) -> list[Any]:
+    """Describe compilations of attention and of its merge. heads: of queries, of keys, and their width."""
+    num_heads, num_kv_heads, width = heads
+    group, padded = num_heads // num_kv_heads, triton.next_power_of_2(width)
+    shared = {
+        "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": width, "WINDOW": 0, "SINKS": False,
+        "NUM_SPLITS": splits, "SPLIT": attention.SPLIT, "HEADS": max(16, triton.next_power_of_2(group)),
+        "WIDTH": padded, "T": dtype,
+    }  # fmt: skip
+    more = {
+        "ROPE_DIM": width, "Q_NORM": False, "K_NORM": False, "UNIT_OFFSET": False, "CAPPED": False, "BLOCK": 32,
+        "POSITIONS": positions_of(padded, getattr(torch, NAMES[dtype])), "CACHE": dtype,
+    }  # fmt: skip
+    floats = dict.fromkeys(("max_scores", "exp_sums", "value_sums", "qkv"), "fp32")
+    own = dict.fromkeys(("k_rows", "v_rows", "cos", "sin", "q_norm", "k_norm", "sinks", "out"), dtype)
+    integers = dict.fromkeys(("tables", "positions"), "i64")
+    of_merge = {name: kind for name, kind in {**floats, **own, **integers}.items() if name in attention.merge.arg_names}
+    changed = {key: how[key] for key in shared.keys() & how.keys()}
+    return [
+        (attention.attend, {**floats, **own, **integers}, shared | more | how, {}),
+        (attention.merge, of_merge, shared | changed, {}),
+    ]
+
+
+CASES: dict[str, Any] = {
+    **{f"qkv {dtype}": product(dtype, NORM=True, OUT="fp32") for dtype in ("bf16", "fp32")},
+    "qkv fp16": product("fp16", NORM=True, TWO_PASSES=True, OUT="fp32", HAS_BIAS=True),
+    "gate and up": product("bf16", NORM=True, UNIT_OFFSET=True, GATED=True, ACTIVATION=3),
+    "down": product("bf16", ADDS=True),
+    "gate and up, 8 bits": product("bf16", NORM=True, GATED=True, ACTIVATION=1, BITS=8),
+    "down, 4 bits": product("bf16", ADDS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True),
+    "gate and up, 4 bits": product("fp16", NORM=True, TWO_PASSES=True, GATED=True, ACTIVATION=1, BITS=4, PAIRED=True),
+    "head, 6 bits": product("bf16", NORM=True, BITS=6, GROUP=16, OUT="fp32"),
+}
+for at, (kernel, *rest) in enumerate(
+    [
+        *attention_of("bf16", (32, 8, 128), 8),
+        *attention_of("fp16", (32, 8, 64), 1),
+        *attention_of("bf16", (4, 1, 256), 4, Q_NORM=True, K_NORM=True, UNIT_OFFSET=True, WINDOW=512),
+        *attention_of("bf16", (64, 8, 64), 32, SINKS=True, CAPPED=True),
+        *attention_of("fp32", (9, 3, 64), 4),
+    ]
+):
+    CASES[f"{kernel.__name__} {at // 2}"] = (kernel, *rest)
+CASES["norm behind"] = (
+    products.add_normed, dict.fromkeys(("x", "out", "weight"), "bf16"),
+    {"UNIT_OFFSET": True, "INPUTS": 4096, "T": "bf16"}, {},
+)  # fmt: skip
+
+
+def compiled(case: tuple[Any, ...], target: GPUTarget) -> dict[str, Any]:
+    """Compile one case; return registers, spills, bytes of shared memory, and the widest loads of global memory."""
+    kernel, pointers, constants, options = case
+    constants = {name: getattr(triton.language, NAMES[value]) if value in NAMES else value
+                 for name, value in (constants | {"INTERPRETED": False}).items()}  # fmt: skip
+    signature, aligned = {}, {}
+    for number, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in pointers:
+            signature[name] = f"*{pointers[name]}"
+            aligned[number,] = [["tt.divisibility", 16]]
+        elif name in _FLOATS:
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if name != "num_rows":
+                aligned[number,] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=target, options=options)
+    return {"shared": made.metadata.shared, **(_of_amd if target.backend == "hip" else _of_nvidia)(made.asm)}
+
+
+def _loads(widths: list[int]) -> dict[str, int]:
+    """Count the bytes that a thread's loads bring, and those that come by 16 or more at a time."""
+    return {"bytes": sum(widths), "wide": sum(width for width in widths if width >= 16)}
+
+
+def _of_amd(made: Any) -> dict[str, Any]:
+    text, words = made["amdgcn"], {"dwordx4": 16, "dwordx2": 8, "dword": 4, "ushort": 2, "ubyte": 1, "short": 2}
+    spills = sum(int(count) for count in re.findall(r"vgpr_spill_count:\s+(\d+)", text))
+    loads = re.findall(r"(?:global|buffer)_load_(dwordx4|dwordx2|dword|ushort|ubyte|short)", text)
+    return {"spills": spills, **_loads([words[each] for each in loads])}
+
+
+def _of_nvidia(made: Any) -> dict[str, Any]:
+    """Ask the assembler's own tool for registers that did not fit, which lie in local memory."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made["cubin"])
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    spills = sum(int(count) for count in re.findall(r"(?:LOCAL|STACK):(\d+)", usage))
+    ptx = made["ptx"]
+    copies = [int(size, 16) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?, (0x\w+)", ptx)]
+    loads = re.findall(r"ld\.global[.:\w]*?(?:\.v(\d))?\.b(\d+)", ptx)
+    return {"spills": spills, **_loads([*copies, *(int(count or 1) * int(bits) // 8 for count, bits in loads)])}
+
+
+def main() -> None:
+    targets = sys.argv[1:] or [*TARGETS]
+    found = {name: {each: compiled(case, TARGETS[each]) for each in targets} for name, case in CASES.items()}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
