@@ -29,18 +29,35 @@ SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
 """Bytes of shared memory that a program may have, by NVIDIA's and AMD's tables."""
 
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_FLOATS = {"eps", "q_eps", "k_eps", "scale", "softcap", "multiplier", "up_multiplier", "added_multiplier"}
+_FLOATS = {
+    "eps",
+    "q_eps",
+    "k_eps",
+    "scale",
+    "softcap",
+    "multiplier",
+    "up_multiplier",
+    "added_multiplier",
+    "alpha",
+    "limit",
+}
 
 
 def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]:
     """Describe a compilation of the product: its kernel, the types of its pointers, its constants, its options."""
     constants = {
         "NORM": False, "UNIT_OFFSET": False, "TWO_PASSES": False, "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False,
-        "ADDS": False, "BITS": 0, "PAIRED": False, "GROUP": 32, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
+        "ADDS": False, "CHOSEN": 0,
+        "READS_PAIRS": False, "CLAMPED": False, "BITS": 0,
+        "PAIRED": False, "GROUP": 32, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
         "OUTPUTS": OUTPUTS, "INPUTS": INPUTS,
     } | how  # fmt: skip
     weights = "u8" if constants["BITS"] else dtype
-    pointers = dict.fromkeys(("x", "norm_weight", "bias"), dtype) | {"numbers": weights, "out": constants["OUT"]}
+    pointers = dict.fromkeys(("x", "norm_weight", "bias"), dtype) | {
+        "numbers": weights,
+        "out": constants["OUT"],
+        "chosen": "i64",
+    }
     pointers |= dict.fromkeys(("scales", "minimums"), "fp32" if constants["BITS"] else dtype)
     return products.product, pointers, constants, {"num_warps": WARPS, "num_stages": STAGES}
 
@@ -77,6 +94,11 @@ CASES: dict[str, Any] = {
     "gate and up, 8 bits": product("bf16", NORM=True, GATED=True, ACTIVATION=1, BITS=8),
     "down, 4 bits": product("bf16", ADDS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True),
     "gate and up, 4 bits": product("fp16", NORM=True, TWO_PASSES=True, GATED=True, ACTIVATION=1, BITS=4, PAIRED=True),
+    "experts": product("bf16", NORM=True, GATED=True, CHOSEN=8, ACTIVATION=1, BITS=8),
+    "clamped experts": product(
+        "bf16", NORM=True, GATED=True, CHOSEN=4, CLAMPED=True, HAS_BIAS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True
+    ),
+    "down of experts": product("bf16", CHOSEN=8, READS_PAIRS=True, OUT="fp32"),
     "head, 6 bits": product("bf16", NORM=True, BITS=6, GROUP=16, OUT="fp32"),
 }
 for at, (kernel, *rest) in enumerate(
@@ -89,6 +111,10 @@ for at, (kernel, *rest) in enumerate(
     ]
 ):
     CASES[f"{kernel.__name__} {at // 2}"] = (kernel, *rest)
+CASES["sum of experts"] = (
+    products.add_chosen, {"parts": "fp32", "weights": "fp32", "out": "bf16"},
+    {"CHOSEN": 8, "OUTPUTS": INPUTS, "ADDS": True, "T": "bf16"}, {},
+)  # fmt: skip
 CASES["norm behind"] = (
     products.add_normed, dict.fromkeys(("x", "out", "weight"), "bf16"),
     {"UNIT_OFFSET": True, "INPUTS": 4096, "T": "bf16"}, {},

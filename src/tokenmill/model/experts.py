@@ -63,7 +63,7 @@ class MoE(nn.Module):
         """Compute the sums of the chosen experts. routed_TD: what the router reads, where that is not x."""
         logits_TE = self.router(x_TD if routed_TD is None else routed_TD).float()
         inner_TD = x_TD if self.latent_in is None else self.latent_in(x_TD)
-        out_TD = (self._all if is_traced() else self._chosen)(inner_TD, *self._route(logits_TE))
+        out_TD = (self._all if is_traced() else self._chosen)(inner_TD, *self.choose(logits_TE))
         if self.latent_out is not None:
             out_TD = self.latent_out(out_TD)
         if self.shared is None:
@@ -73,7 +73,7 @@ class MoE(nn.Module):
             shared_TD = sigmoid(self.shared_gate(x_TD)) * shared_TD
         return out_TD + shared_TD
 
-    def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """Choose each token's experts: their weights and their numbers, [T, C] each."""
         block = self.block
         if block.margin is not None:

@@ -22,9 +22,12 @@ class QuantizedLinear(Matrix):
 
     def fill(self, parts: Sequence[Stored]) -> None:
         self.weight = None
-        self._keep([part.unpacked() for part in parts])
+        self.keep([part.unpacked() for part in parts])
 
-    def _keep(self, parts: Sequence[Stored]) -> None:
+    def keep(self, parts: Sequence[Stored]) -> None:
+        """Take these parts as they are, in the place of others with the same values."""
+        for name in [*self._buffers]:
+            delattr(self, name)
         self._bits = [part.bits for part in parts]
         for number, part in enumerate(parts):
             for name in TENSORS:
@@ -41,9 +44,7 @@ class QuantizedLinear(Matrix):
         """Join neighbouring parts that are stored alike, and put codes of 4 bits two in a byte: the same values."""
         groups = groupby(self.parts(), key=lambda part: (part.bits, [getattr(part, name) is None for name in TENSORS]))
         joined = [in_halves(Stored.joined(list(group))) for _, group in groups]
-        for name in [*self._buffers]:
-            delattr(self, name)
-        self._keep(joined)
+        self.keep(joined)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         times = _sums if is_one_traced_row(x_TD) else _product

@@ -44,10 +44,17 @@ def tanh(x):
 
 
 @triton.jit
+def sigmoid(x):
+    """Compute 1 / (1 + exp(-x)) from an exponential of a number that is not positive, which cannot overflow."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, small, 1.0) / (1.0 + small)
+
+
+@triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
     """Compute an activation, by its number in ACTIVATIONS."""
     if ACTIVATION == 1:
-        return x / (1.0 + tl.exp(-x))
+        return x * sigmoid(x)
     if ACTIVATION == 2:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     if ACTIVATION == 3:

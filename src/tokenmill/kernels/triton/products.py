@@ -7,7 +7,7 @@ nothing but its own numbers and the matrix. Weights are read once for all rows o
 import triton
 import triton.language as tl
 
-from tokenmill.kernels.triton.arithmetic import ROWS, activated, multiplied, rounded
+from tokenmill.kernels.triton.arithmetic import ROWS, activated, multiplied, rounded, sigmoid
 
 
 @triton.jit
@@ -104,15 +104,18 @@ def in_pairs(a, INPUTS: tl.constexpr):
 
 @triton.jit
 def finished(
-    sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier, alpha, limit,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr,
 ):  # fmt: skip
-    """Add the bias, multiply, activate, and multiply gates by their factors."""
+    """Add the bias, multiply, activate, multiply gates by their factors. CLAMPED: as model.layers.clamped_swiglu."""
     if HAS_BIAS:
         sums += tl.load(bias + f, mask=f < num_outputs, other=0.0).to(tl.float32)[None, :]
         if GATED:
             up_sums += tl.load(bias + num_outputs + f, mask=f < num_outputs, other=0.0).to(tl.float32)[None, :]
     sums = sums * multiplier
+    if CLAMPED:
+        gates, factors = tl.minimum(sums, limit), tl.minimum(tl.maximum(up_sums * up_multiplier, -limit), limit)
+        return (factors + 1.0) * (gates * sigmoid(alpha * gates))
     if ACTIVATION > 0:
         sums = activated(sums, ACTIVATION)
     if GATED:
@@ -133,8 +136,10 @@ def sum_of_squares(rows, there, num_inputs, INPUTS: tl.constexpr):
 
 @triton.jit
 def product(
-    x, norm_weight, numbers, scales, minimums, bias, out,
-    num_rows, num_inputs, num_outputs, x_stride, out_stride, eps, multiplier, up_multiplier, added_multiplier,
+    x, norm_weight, numbers, scales, minimums, bias, out, chosen,
+    num_rows, num_inputs, num_outputs, x_stride, out_stride, numbers_stride, scales_stride, bias_stride,
+    eps, multiplier, up_multiplier, added_multiplier, alpha, limit,
+    CHOSEN: tl.constexpr, READS_PAIRS: tl.constexpr, CLAMPED: tl.constexpr,
     NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
@@ -145,13 +150,22 @@ def product(
     NORM: x is divided by its root mean square and multiplied by a weight, before the product; the division is made
     behind it, since it is by one number a row, unless TWO_PASSES: numbers of float16 could overflow before it. GATED:
     the matrix has num_outputs rows of gates and as many of factors. ACTIVATION: 0 for none. ADDS: the result is
-    multiplied and added to `out`.
+    multiplied and added to `out`. CHOSEN: 0, or how many experts a row has, whose matrices lie one behind the other: a
+    program then computes one row with one expert, and `out` has a row for each of these pairs, as x has if READS_PAIRS.
     """
-    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, ROWS)
+    m = tl.program_id(1) * ROWS + lane
+    from_, there = m, (m < num_rows)[:, None]
+    if CHOSEN > 0:
+        m, there = tl.program_id(1) + 0 * lane, (lane == 0)[:, None]
+        from_ = m if READS_PAIRS else m // CHOSEN
+        expert = tl.load(chosen + tl.program_id(1)).to(tl.int64)
+        numbers, bias = numbers + expert * numbers_stride, bias + expert * bias_stride
+        scales, minimums = scales + expert * scales_stride, minimums + expert * scales_stride
     f = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     sums, up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
     squares, factor = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
-    rows, there = x + m.to(tl.int64)[:, None] * x_stride, (m < num_rows)[:, None]
+    rows = x + from_.to(tl.int64)[:, None] * x_stride
     if TWO_PASSES:
         factor = tl.rsqrt(sum_of_squares(rows, there, num_inputs, INPUTS) / num_inputs + eps)
     for first in range(0, num_inputs, INPUTS):
@@ -176,11 +190,43 @@ def product(
     if NORM and not TWO_PASSES:
         factor = tl.rsqrt(squares / num_inputs + eps)
         sums, up_sums = sums * factor[:, None], up_sums * factor[:, None]
-    sums = finished(sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier, GATED, ACTIVATION, HAS_BIAS)
+    sums = finished(
+        sums,
+        up_sums,
+        bias,
+        f,
+        num_outputs,
+        multiplier,
+        up_multiplier,
+        alpha,
+        limit,
+        GATED,
+        ACTIVATION,
+        HAS_BIAS,
+        CLAMPED,
+    )
     to, wanted = out + m.to(tl.int64)[:, None] * out_stride + f[None, :], there & (f < num_outputs)[None, :]
     if ADDS:
         sums = tl.load(to, mask=wanted, other=0.0).to(tl.float32) + sums * added_multiplier
     tl.store(to, rounded(sums, OUT, INTERPRETED), mask=wanted)
+
+
+@triton.jit
+def add_chosen(
+    parts, weights, out, num_outputs, out_stride, multiplier, CHOSEN: tl.constexpr, OUTPUTS: tl.constexpr,
+    ADDS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Add up what the chosen experts of a row gave, [B, CHOSEN, num_outputs], times their weights, in their order."""
+    row, f = tl.program_id(1).to(tl.int64), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    sums = tl.zeros((OUTPUTS,), tl.float32)
+    for c in range(CHOSEN):
+        pair = row * CHOSEN + c
+        part = tl.load(parts + pair * num_outputs + f, mask=f < num_outputs, other=0.0)
+        sums += part * tl.load(weights + pair)
+    to = out + row * out_stride + f
+    if ADDS:
+        sums = tl.load(to, mask=f < num_outputs, other=0.0).to(tl.float32) + sums * multiplier
+    tl.store(to, rounded(sums, T, INTERPRETED), mask=f < num_outputs)
 
 
 @triton.jit

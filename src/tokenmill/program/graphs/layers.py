@@ -10,10 +10,11 @@ from tokenmill.kernels.triton.arithmetic import INTERPRETED
 from tokenmill.kernels.triton.attention import SPLIT, attend, merge
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import LayerDescription, MlpBlock
-from tokenmill.model.layers import ACTIVATIONS
+from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu
 from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
-from tokenmill.program.graphs.matrices import TRITON, GraphMatrix, NormOf, add_norm
+from tokenmill.program.graphs.matrices import TRITON, Clamps, Experts, GraphMatrix, NormOf, add_experts, add_norm
 
 
 class StepRows(NamedTuple):
@@ -34,8 +35,8 @@ def positions_of(width: int, dtype: torch.dtype) -> int:
 class GraphAttention:
     def __init__(self, block: AttentionBlock, module: Any, table: RotaryTable | None, block_size: int) -> None:
         self.block, self.table, self.block_size = block, table, block_size
-        self.qkv = GraphMatrix(module.qkv)
-        self.out = GraphMatrix(module.out, block.out.multipliers)
+        self.qkv = GraphMatrix.of(module.qkv)
+        self.out = GraphMatrix.of(module.out, block.out.multipliers)
         norms = [*block.qk_norms, None, None][:2]
         self.norms = [NormOf.of(norm, each) for norm, each in zip(norms, (module.q_norm, module.k_norm), strict=True)]
         self.sinks = None if module.sinks is None else module.sinks.detach()
@@ -76,18 +77,62 @@ class GraphAttention:
 
 
 class GraphMlp:
+    """down(act(gate(norm(x))) · up(norm(x))), or without a gate."""
+
     def __init__(self, block: MlpBlock, module: Any) -> None:
         self.block = block
-        self.up = GraphMatrix(module.up, block.up.multipliers, block.gated)
-        self.down = GraphMatrix(module.down, block.down.multipliers)
+        self.up = GraphMatrix.of(module.up, block.up.multipliers, block.gated)
+        self.down = GraphMatrix.of(module.down, block.down.multipliers)
+        self.clamps = None if block.swiglu is None else Clamps(*block.swiglu)
 
-    def __call__(self, x_BD: Tensor, norm: NormOf | None) -> Tensor:
-        """Compute what the last matrix reads, [B, F]."""
+    def __call__(self, x_BD: Tensor, norm: NormOf | None, out_BD: Tensor, adds: float | None) -> None:
         width = self.block.down.inputs
         if not self.up.splits_gates:
-            return self.up(x_BD, x_BD.new_empty((len(x_BD), width)), norm, self.block.activation)
-        made = self.up(x_BD, x_BD.new_empty((len(x_BD), 2 * width)), norm)
-        return ACTIVATIONS[self.block.activation](made[:, :width]) * made[:, width:]
+            made = x_BD.new_empty((len(x_BD), width))
+            self.up(x_BD, made, norm, self.block.activation, clamps=self.clamps)
+        else:
+            parts = self.up(x_BD, x_BD.new_empty((len(x_BD), 2 * width)), norm)
+            gates, factors = parts[:, :width], parts[:, width:]
+            if self.clamps is None:
+                made = ACTIVATIONS[self.block.activation](gates) * factors
+            else:
+                made = clamped_swiglu(gates, factors, *self.clamps)
+        self.down(made, out_BD, adds=adds)
+
+
+class GraphExperts:
+    """The chosen experts of each row by their numbers, and the shared one. module: chooses them."""
+
+    def __init__(self, block: ExpertsBlock, module: Any) -> None:
+        self.block, self.choose, expert = block, module.choose, block.expert
+        self.router = GraphMatrix.of(module.router)
+        ups, downs = ([getattr(each, name) for each in module.experts] for name in ("up", "down"))
+        self.up = GraphMatrix.of_experts(ups, expert.up.multipliers, expert.gated)
+        self.down = GraphMatrix.of_experts(downs, expert.down.multipliers, False)
+        self.clamps = None if expert.swiglu is None else Clamps(*expert.swiglu)
+        self.shared = None if block.shared is None else GraphMlp(block.shared, module.shared)
+        self.shared_gate = None if module.shared_gate is None else GraphMatrix.of(module.shared_gate)
+
+    def __call__(self, x_BD: Tensor, norm: NormOf | None, out_BD: Tensor, adds: float | None) -> None:
+        count, expert = len(x_BD), self.block.expert
+        logits = self.router(x_BD, x_BD.new_empty((count, self.block.num), dtype=torch.float32), norm)
+        weights_BC, chosen_BC = self.choose(logits)
+        chosen_BC, order = chosen_BC.sort(dim=1)  # sums run in the order of the experts' numbers
+        pairs = chosen_BC.numel()
+        made = x_BD.new_empty((pairs, expert.down.inputs))
+        self.up(x_BD, made, norm, expert.activation, clamps=self.clamps, experts=Experts(chosen_BC.contiguous(), False))
+        parts = x_BD.new_empty((pairs, out_BD.shape[1]), dtype=torch.float32)
+        self.down(made, parts, experts=Experts(chosen_BC.contiguous(), True))
+        shared_BD = None
+        if self.shared is not None:  # before the sum is written: it may be added to x itself
+            shared_BD = torch.empty_like(x_BD)
+            self.shared(x_BD, norm, shared_BD, None)
+            if self.shared_gate is not None:
+                gate = self.shared_gate(x_BD, x_BD.new_empty((count, 1), dtype=torch.float32), norm)
+                shared_BD = (shared_BD * torch.sigmoid(gate)).to(x_BD.dtype)
+        add_experts(parts, weights_BC.gather(1, order).float(), out_BD, adds)
+        if shared_BD is not None:
+            out_BD += shared_BD if adds in (None, 1.0) else shared_BD * adds
 
 
 class GraphLayer:
@@ -100,18 +145,22 @@ class GraphLayer:
         norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
         self.before, self.after, self.mlp_before, self.mlp_after = norms
         self.attention = GraphAttention(block, module.attention, table, block_size)
-        self.mlp, self.multiplier = GraphMlp(description.mlp, module.mlp), description.multiplier
+        make = GraphExperts if isinstance(description.mlp, ExpertsBlock) else GraphMlp
+        self.mlp, self.multiplier = make(description.mlp, module.mlp), description.multiplier
 
     def __call__(self, x_BD: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
         """Bring x from the layer's input to its output, in place."""
-        self._add(x_BD, self.attention(x_BD, self.before, cached, rows), self.attention.out, self.after)
-        self._add(x_BD, self.mlp(x_BD, self.mlp_before), self.mlp.down, self.mlp_after)
-
-    def _add(self, x_BD: Tensor, made: Tensor, matrix: GraphMatrix, after: NormOf | None) -> None:
-        if after is None:
-            matrix(made, x_BD, adds=self.multiplier)
+        attended, multiplier = self.attention(x_BD, self.before, cached, rows), self.multiplier
+        if self.after is None:
+            self.attention.out(attended, x_BD, adds=multiplier)
         else:
-            add_norm(matrix(made, torch.empty_like(x_BD)), x_BD, after, self.multiplier)
+            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, multiplier)
+        if self.mlp_after is None:
+            self.mlp(x_BD, self.mlp_before, x_BD, multiplier)
+        else:
+            made = torch.empty_like(x_BD)
+            self.mlp(x_BD, self.mlp_before, made, None)
+            add_norm(made, x_BD, self.mlp_after, multiplier)
 
 
 class GraphDecoder:
@@ -128,7 +177,7 @@ class GraphDecoder:
         self.layers = [GraphLayer(layer, module, tables[number], block_size) for layer, module, number in layers]
         self.norm = NormOf.of(whole.norm, decoder.norm)
         head = decoder.embedding if decoder.head is None else decoder.head
-        self.head = GraphMatrix(head, (self.config.logit_multiplier,))
+        self.head = GraphMatrix.of(head, (self.config.logit_multiplier,))
 
     def __call__(self, token_ids_B: Tensor, cache: list[tuple[Tensor, ...]], rows: StepRows) -> Tensor:
         """Compute the logits of each sequence, [B, V] float32."""

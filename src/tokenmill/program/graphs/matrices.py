@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from tokenmill.errors import ConfigError
 from tokenmill.kernels.triton.arithmetic import ACTIVATIONS, INTERPRETED, ROWS
-from tokenmill.kernels.triton.products import add_normed, product
+from tokenmill.kernels.triton.products import add_chosen, add_normed, product
 from tokenmill.model.blocks import Norm
+from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import GROUP
-from tokenmill.quant.stored import Stored
+from tokenmill.quant.stored import TENSORS, Stored
 
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -63,23 +65,80 @@ class MatrixRows(NamedTuple):
         )
 
 
-class GraphMatrix:
-    """One matrix. x is [B, K] of the model's dtype; a product is written to rows of `out`, or added to them."""
+def _stored(module: nn.Module) -> list[Stored]:
+    """The rows of a matrix as its module has them; codes of 4 bits are put two in a byte there."""
+    if isinstance(module, QuantizedLinear):
+        module.compact()
+        return module.parts()
+    assert isinstance(module.weight, Tensor), "filled"
+    return [Stored.plain(module.weight.detach())]
 
-    def __init__(self, module: nn.Module, multipliers: Sequence[float] = (), gated: bool = False) -> None:
-        if isinstance(module, QuantizedLinear):
-            module.compact()
-            parts = module.parts()
-        else:
-            assert isinstance(module.weight, Tensor), "filled"
-            parts = [Stored.plain(module.weight.detach())]
+
+def _bias(module: nn.Module) -> Tensor | None:
+    bias = getattr(module, "bias", None)
+    return None if bias is None else bias.detach()
+
+
+class Clamps(NamedTuple):
+    """The two numbers of a clamped SwiGLU; see model.layers.clamped_swiglu."""
+
+    alpha: float
+    limit: float
+
+
+class Experts(NamedTuple):
+    """The chosen experts of each row, [B, C] of their numbers. reads_pairs: x has a row for each of them."""
+
+    chosen_BC: Tensor
+    reads_pairs: bool
+
+
+class GraphMatrix:
+    """One matrix, or the matrices of all experts. x is [B, K] of the model's dtype; a product is written to rows of
+    `out`, or added to them.
+    """
+
+    def __init__(
+        self, parts: list[Stored], bias: Tensor | None, multipliers: Sequence[float] = (), gated: bool = False
+    ) -> None:
         self.parts, at = list[MatrixRows](), 0
         for part in parts:
             self.parts.append(MatrixRows.of(part, at))
             at += part.num_rows
-        bias = getattr(module, "bias", None)
-        self.bias = None if bias is None else bias.detach()
-        self.num_outputs, self.multipliers, self.gated = at, [*multipliers, 1.0, 1.0][:2], gated
+        self.bias, self.num_outputs, self.gated = bias, at, gated
+        self.multipliers, self.num_experts = [*multipliers, 1.0, 1.0][:2], 1
+
+    @classmethod
+    def of(cls, module: nn.Module, multipliers: Sequence[float] = (), gated: bool = False) -> "GraphMatrix":
+        """Make it of a module, whose tensors it reads."""
+        return cls(_stored(module), _bias(module), multipliers, gated)
+
+    @classmethod
+    def of_experts(cls, modules: Sequence[Matrix], multipliers: Sequence[float], gated: bool) -> "GraphMatrix":
+        """Make it of the modules of experts, whose tensors become parts of one. ConfigError where they differ."""
+        stored = [_stored(module) for module in modules]
+        kinds = {
+            tuple((part.bits, *(getattr(part, name) is None for name in TENSORS)) for part in each) for each in stored
+        }
+        if len(kinds) > 1 or len(stored[0]) > 1:
+            raise ConfigError("program", "graphs", "compiled or eager: experts of a layer are stored in several ways")
+        together, parts = dict[str, Tensor](), [each for (each,) in stored]
+        for name in TENSORS:
+            tensors = [getattr(part, name) for part in parts]
+            if tensors[0] is not None:
+                together[name] = torch.stack(tensors)
+        for number, module in enumerate(modules):
+            own = Stored(parts[0].bits, **{name: tensor[number] for name, tensor in together.items()})
+            if isinstance(module, QuantizedLinear):
+                module.keep([own])
+            else:
+                module.fill([own])
+        biases = [_bias(module) for module in modules]
+        bias = None if biases[0] is None else torch.cat([each for each in biases if each is not None])
+        whole = Stored(parts[0].bits, **{name: tensor.flatten(0, 1) for name, tensor in together.items()})
+        made = cls([whole], bias, multipliers, gated)
+        made.num_experts, made.num_outputs = len(modules), made.num_outputs // len(modules)
+        return made
 
     @property
     def splits_gates(self) -> bool:
@@ -87,20 +146,34 @@ class GraphMatrix:
         return self.gated and len(self.parts) > 1
 
     def __call__(
-        self, x: Tensor, out: Tensor, norm: NormOf | None = None, activation: str = "", adds: float | None = None
+        self,
+        x: Tensor,
+        out: Tensor,
+        norm: NormOf | None = None,
+        activation: str = "",
+        adds: float | None = None,
+        clamps: Clamps | None = None,
+        experts: Experts | None = None,
     ) -> Tensor:
         """Compute out = activation(matrix · norm(x)). adds: the result is multiplied by this and added to `out`."""
         gated = self.gated and not self.splits_gates
+        pairs = 0 if experts is None else experts.chosen_BC.numel()
         for part in self.parts:
-            count = part.num_rows // 2 if gated else part.num_rows
+            rows = part.num_rows // self.num_experts
+            count = rows // 2 if gated else rows
+            multiplier = self.multipliers[self.splits_gates and part.first > 0]
             to = out if len(self.parts) == 1 else out[:, part.first :]
-            grid = (triton.cdiv(count, OUTPUTS), triton.cdiv(len(x), ROWS.value))
+            grid = (triton.cdiv(count, OUTPUTS), pairs or triton.cdiv(len(x), ROWS.value))
             bias = None if self.bias is None else self.bias[part.first : part.first + part.num_rows]
             product[grid](
                 x, norm.weight if norm else x, part.numbers, part.scales,
                 part.scales if part.minimums is None else part.minimums, x if bias is None else bias, to,
-                len(x), x.shape[1], count, x.stride(0), to.stride(0), norm.eps if norm else 0.0, self.multipliers[0],
-                self.multipliers[1], 1.0 if adds is None else adds,
+                x if experts is None else experts.chosen_BC,
+                len(x), x.shape[1], count, x.stride(0), to.stride(0), rows * part.numbers.shape[1],
+                rows * part.scales.shape[1], rows if bias is not None else 0,
+                norm.eps if norm else 0.0, multiplier, self.multipliers[1], 1.0 if adds is None else adds,
+                *(clamps or (1.0, 1.0)), CHOSEN=0 if experts is None else experts.chosen_BC.shape[1],
+                READS_PAIRS=experts is not None and experts.reads_pairs, CLAMPED=clamps is not None,
                 NORM=norm is not None, UNIT_OFFSET=bool(norm and norm.unit_offset),
                 TWO_PASSES=norm is not None and x.dtype == torch.float16, GATED=gated,
                 ACTIVATION=ACTIVATIONS[activation] if activation and not self.splits_gates else 0,
@@ -109,6 +182,16 @@ class GraphMatrix:
                 INPUTS=INPUTS, INTERPRETED=INTERPRETED, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
         return out
+
+
+def add_experts(parts: Tensor, weights_BC: Tensor, out: Tensor, adds: float | None) -> Tensor:
+    """Add up what the chosen experts gave, [B · C, F] float32, times their weights, in their order."""
+    count, chosen = weights_BC.shape
+    add_chosen[(triton.cdiv(parts.shape[1], INPUTS), count)](
+        parts, weights_BC, out, parts.shape[1], out.stride(0), 1.0 if adds is None else adds, CHOSEN=chosen,
+        OUTPUTS=INPUTS, ADDS=adds is not None, T=TRITON[out.dtype], INTERPRETED=INTERPRETED,
+    )  # fmt: skip
+    return out
 
 
 def add_norm(x: Tensor, out: Tensor, norm: NormOf, multiplier: float) -> None:

@@ -18,6 +18,9 @@ SERVED = frozenset({
     "rope that differs from layer to layer", "kv heads that differ from layer to layer",
     "head widths that differ from layer to layer", "attention window", "attention softcap", "logit softcap",
     "norm of q and k", "part of each head rotated", "attention sinks",
+    "clamped SwiGLU", "mixture of experts", "experts in some layers only", "shared experts",
+    "sigmoid scores of experts", "correction of a router's scores", "groups of experts", "scaled weights of experts",
+    "bias on a router", "biases within a mixture of experts",
 })  # fmt: skip
 """What the kernels compute of the features of models, see features.py."""
 
@@ -58,10 +61,11 @@ class GraphsSpec(EagerSpec):
         whole = EagerSpec.weight_bytes(model, dtype, scheme)
         if scheme.rounds_to != 4:
             return whole
-        matrices = describe(model).matrices.items()
-        return whole - sum(
-            count * matrix.outputs * -(-matrix.inputs // GROUP) * GROUP // 2 for matrix, count in matrices
-        )
+        saved = 0
+        for matrix, count in describe(model).matrices.items():
+            if matrix.role != "router":  # no scheme rounds a router
+                saved += count * matrix.outputs * -(-matrix.inputs // GROUP) * GROUP // 2
+        return whole - saved
 
 
 def _refuse(decoder: DecoderDescription) -> str | None:
