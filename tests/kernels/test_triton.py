@@ -34,6 +34,8 @@ def codes(bits, outputs, inputs, minimums=False, factors=False, seed=1):
     drawn = torch.randint(0, 1 << bits, (outputs, 32 * groups), generator=given, dtype=torch.uint8).to(DEVICE)
     scales = normal(outputs, groups, seed=seed).abs() / (1 << bits)
     lowest = normal(outputs, groups, seed=seed + 1) if minimums else None
+    if bits in (4, 8):  # which float16 holds
+        scales, lowest = scales.half().float(), None if lowest is None else lowest.half().float()
     of_halves = torch.randint(1, 60, (outputs, 2 * groups), generator=given, dtype=torch.int8).to(DEVICE)
     return Stored(bits, codes=drawn, scales=scales, minimums=lowest, factors=of_halves if factors else None)
 

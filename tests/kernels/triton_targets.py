@@ -58,7 +58,7 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
         "out": constants["OUT"],
         "chosen": "i64",
     }
-    pointers |= dict.fromkeys(("scales", "minimums"), "fp32" if constants["BITS"] else dtype)
+    pointers |= dict.fromkeys(("scales", "minimums"), "fp16" if constants["BITS"] else dtype)
     return products.product, pointers, constants, {"num_warps": WARPS, "num_stages": STAGES}
 
 

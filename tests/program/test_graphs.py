@@ -33,8 +33,9 @@ def test_it_says_what_the_modules_say(family, models, engine_of):
     assert texts(ours) == texts(load(path, **SETTINGS | {"program": "eager"}))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", ["dense", "q8", "q4"])
+@pytest.mark.parametrize(
+    ("scheme", "dtype"), [("dense", "float32"), ("dense", "bfloat16"), ("q8", "float16"), ("q4", "bfloat16")]
+)
 def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(scheme, dtype, llama, monkeypatch):
     """Logits of steps of one token: of three texts together, and of each alone in blocks of another size."""
     seen = []
@@ -75,6 +76,40 @@ def test_codes_of_4_bits_lie_two_in_a_byte(llama, engine_of):
     ours, theirs = (each.core.loaded.program.num_matrix_bytes for each in (four, eager))
     assert ours < 0.75 * theirs
     assert texts(four) == texts(eager) and eight.program_name == "graphs"
+
+
+MEETS = {
+    "preempted": {"cache_tokens": 40, "block_size": 4, "prefix_cache": False},
+    "async": {"async_scheduling": "on", "block_size": 8},
+    "drafts": {"speculate": "suffix", "block_size": 8},
+    "chunks of 5": {"max_step_tokens": 5, "block_size": 8},
+}
+
+
+@pytest.mark.parametrize("how", MEETS)
+def test_it_meets_other_features(how, llama):
+    """The texts of the modules, which are computed without any of them."""
+    prompts = [prompt(length, seed=6) for length in (3, 9, 20)]
+    sampling = {"temperature": 0.8, "seed": 3} if how in ("async", "chunks of 5") else {}
+    ours, theirs = load(llama, **SETTINGS, **MEETS[how]), load(llama, **SETTINGS | {"program": "eager"})
+    wanted = texts(theirs, prompts, max_new_tokens=6, **sampling)
+    assert texts(ours, prompts, max_new_tokens=6, **sampling) == wanted
+    assert how != "preempted" or ours.core.scheduler.num_preemptions > 0
+
+
+def test_sessions_fork_and_go_on(llama, engine_of, tmp_path):
+    ours, theirs = engine_of(llama, **SETTINGS, block_size=8), load(llama, **SETTINGS | {"program": "eager"})
+
+    def told(engine, path):
+        session = engine.session(prompt(9, seed=6))
+        first = session.generate(max_new_tokens=3, ignore_eos=True).tokens
+        fork = session.fork()
+        session.rewind(len(session.tokens) - 2)
+        both = [each.generate(max_new_tokens=2, ignore_eos=True).tokens for each in (session, fork)]
+        session.save(path)
+        return [first, *both, engine.open_session(path).generate(max_new_tokens=2, ignore_eos=True).tokens]
+
+    assert told(ours, tmp_path / "ours") == told(theirs, tmp_path / "theirs")
 
 
 REFUSED = {

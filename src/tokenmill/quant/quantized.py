@@ -41,9 +41,9 @@ class QuantizedLinear(Matrix):
         ]
 
     def compact(self) -> None:
-        """Join neighbouring parts that are stored alike, and put codes of 4 bits two in a byte: the same values."""
+        """Join neighbouring parts that are stored alike, and bring each into fewer bytes: the same values."""
         groups = groupby(self.parts(), key=lambda part: (part.bits, [getattr(part, name) is None for name in TENSORS]))
-        joined = [in_halves(Stored.joined(list(group))) for _, group in groups]
+        joined = [compacted(Stored.joined(list(group))) for _, group in groups]
         self.keep(joined)
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -53,12 +53,21 @@ class QuantizedLinear(Matrix):
         return torch.cat([times(x_TD, part, bias) for part, bias in zip(parts, biases, strict=True)], dim=-1)
 
 
-def in_halves(part: Stored) -> Stored:
-    """Put codes of 4 bits two in a byte, as Stored has them in `halves`; other parts are unchanged."""
+def compacted(part: Stored) -> Stored:
+    """Put codes of 4 bits two in a byte, as Stored has them in `halves`, and scales and minimums into float16 where
+    that holds them exactly: the same values.
+    """
+    scales, minimums = (None if each is None else _in_float16(each) for each in (part.scales, part.minimums))
+    part = replace(part, scales=scales, minimums=minimums)
     if part.codes is None or part.bits != 4:
         return part
     codes_RG2B = part.codes.view(part.num_rows, -1, 2, GROUP // 2)
     return replace(part, codes=None, halves=(codes_RG2B[:, :, 0] | codes_RG2B[:, :, 1] << 4).flatten(1))
+
+
+def _in_float16(numbers: Tensor) -> Tensor:
+    halves = numbers.half()
+    return halves if torch.equal(halves.float(), numbers.float()) else numbers
 
 
 def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:

@@ -58,7 +58,7 @@ class MatrixRows(NamedTuple):
         codes, scales, group = part.halves if part.codes is None else part.codes, part.scales, GROUP
         assert codes is not None, "a part has numbers or codes"
         if part.factors is not None:
-            scales, group = scales.repeat_interleave(2, 1) * part.factors, GROUP // 2
+            scales, group = scales.float().repeat_interleave(2, 1) * part.factors, GROUP // 2
         paired = part.codes is None
         return cls(
             first, part.num_rows, part.bits, codes.contiguous(), scales.contiguous(), part.minimums, paired, group
@@ -77,6 +77,12 @@ def _stored(module: nn.Module) -> list[Stored]:
 def _bias(module: nn.Module) -> Tensor | None:
     bias = getattr(module, "bias", None)
     return None if bias is None else bias.detach()
+
+
+def _kind(part: Stored) -> tuple[object, ...]:
+    """Tell how a part is stored: parts of one kind can lie in one tensor."""
+    dtypes = (None if tensor is None else tensor.dtype for tensor in (getattr(part, name) for name in TENSORS))
+    return (part.bits, *dtypes)
 
 
 class Clamps(NamedTuple):

@@ -57,14 +57,14 @@ class GraphsSpec(EagerSpec):
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-        """Foresee the bytes of EagerSpec, but of codes of 4 bits two in a byte."""
+        """Foresee the bytes of EagerSpec, but of codes of 4 bits two in a byte, and of scales in float16."""
         whole = EagerSpec.weight_bytes(model, dtype, scheme)
-        if scheme.rounds_to != 4:
+        if not scheme.rounds_to:
             return whole
-        saved = 0
+        saved, of_group = 0, GROUP // 2 + 4 if scheme.rounds_to == 4 else 2
         for matrix, count in describe(model).matrices.items():
             if matrix.role != "router":  # no scheme rounds a router
-                saved += count * matrix.outputs * -(-matrix.inputs // GROUP) * GROUP // 2
+                saved += count * matrix.outputs * -(-matrix.inputs // GROUP) * of_group
         return whole - saved
 
 
