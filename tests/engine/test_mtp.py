@@ -347,3 +347,22 @@ def test_a_directory_is_written_with_the_layer(scheme, models, tmp_path):
     assert made
     if scheme is None:
         check(NAME, made, drafts)
+
+
+@needs_native
+@pytest.mark.parametrize("name", [NAME, "glm4_moe"])
+def test_plan_tells_the_bytes_of_the_layer(name, models, tm):
+    """Those that the loaded layer has, with the rows of texts that are kept; none where it does not draft."""
+    path = save_with_mtp(name, models)
+    options = ("--program", "native", "--dtype", "float32", "--max-length", "100", "--max-sequences", "2")
+    code, out, _ = tm("plan", path, *options, "--json", "-q")
+    told = json.loads(out)["mtp_bytes"]
+    engine = load(path, **DRAFTING, program="native", max_sequences=2)
+    loaded = engine.core.speculation.draft._core.loaded
+    width = loaded.model_config.hidden_size
+    own = 2 * 2 * ROWS * width * 8 + loaded.pool.spec.num_bytes + loaded.program.num_weight_bytes
+    of_32_tokens = 32 * 4 * (width + 64)  # counted in the place of the model's embedding and head, which are lent
+    assert code == 0 and told == own + of_32_tokens
+    assert "more for the layer that predicts further tokens" in tm("plan", path, *options)[1]
+    for more in (("--speculate", "off"), ("--draft-model", "none")):
+        assert json.loads(tm("plan", path, *options, *more, "--json", "-q")[1])["mtp_bytes"] == 0

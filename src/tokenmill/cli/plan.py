@@ -54,6 +54,7 @@ def command(
     with progress_on_stderr(quiet) as progress:
         model_config = read_model_config(model, progress)
         facts = _plan(wanted, model_config)
+        facts["mtp_bytes"] = _mtp_bytes(wanted, model_config)
         if check:
             facts["allocated"] = load_engine(wanted, progress, writes_text=False).memory
     if json:
@@ -146,6 +147,18 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     }
 
 
+def _mtp_bytes(wanted: EngineConfig, model: "ModelConfig") -> int:
+    """Count the bytes of the layer of the model's files that predicts further tokens; 0 where none drafts."""
+    with held_interrupts():
+        from tokenmill.engine.mtp import planned_mtp
+        from tokenmill.hub.names import locate
+        from tokenmill.loader.default_length import follow_context
+        from tokenmill.loader.resolve import resolve
+
+    followed, _ = follow_context(wanted, lambda given: resolve(given, model))
+    return planned_mtp(locate(wanted.model), resolve(followed, model))
+
+
 def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
     """Find the largest number from first to last that fits, as all smaller ones do then; 0 if no number does."""
     found = bisect_left(range(first, last + 1), True, key=lambda number: not fits(number))
@@ -173,6 +186,8 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     if facts["head_share"] >= TOLD_SHARE:
         echo(f"{facts['head_share']:.0%} of the weights that a token reads are the head's")
     echo(_verdict(facts))
+    if num_bytes := facts["mtp_bytes"]:
+        echo(f"{size(num_bytes)} more for the layer that predicts further tokens; without room for it nothing drafts")
     if num_bytes := facts["in_file"]["bytes"]:
         each = size(facts["in_file"]["bytes_per_token"])
         echo(

@@ -194,7 +194,7 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
         told = {"missing": [OUT]} if shape is None else {"misshapen": [f"{OUT} {[*shape]} where {[*wanted]} goes"]}
         raise CheckpointError(f"{source.path} does not fit its config", **told)
     settings = beside(
-        target,
+        target.config,
         model=name,
         dtype=config.dtype,
         program=target.program_name,

@@ -15,10 +15,9 @@ from weakref import WeakKeyDictionary
 
 from tokenmill.engine.core import Core
 from tokenmill.errors import ConfigError
-from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -129,11 +128,10 @@ class DraftCore:
         return follower
 
 
-def beside(target: LoadedModel, **own: Any) -> EngineConfig:
-    """Make the settings of a model that drafts beside another: its own ones, and for as many texts on the same device
-    and threads.
+def beside(config: ResolvedConfig, **own: Any) -> EngineConfig:
+    """Make the settings of a model that drafts beside another, whose settings are given: its own ones, and for as many
+    texts on the same device and threads.
     """
-    config = target.config
     return EngineConfig(
         device=config.device,
         threads=config.threads,

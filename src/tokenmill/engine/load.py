@@ -123,7 +123,7 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Told
     config, name = target.config, str(target.config.draft_model)
     is_same = name in DRAFT_SCHEMES
     settings = beside(
-        target,
+        target.config,
         model=config.model if is_same else name,
         tokenizer=config.tokenizer if is_same else None,
         scheme=name if is_same else "auto",
@@ -173,7 +173,7 @@ def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread,
     if config.draft_model == OWN_LAYER or apart is not None:
         return load_mtp_core(checkpoint, target, thread, apart)
     if config.has_draft_model and is_assistant(str(config.draft_model)):
-        rows = TargetRows(max_texts(target))
+        rows = TargetRows(max_texts(target.config))
         assistant = load_assistant(checkpoint, target, rows)
         target.runner = RowsRunner(target.runner, rows)
         return assistant
@@ -192,7 +192,7 @@ def load_mtp_core(
     checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread, apart: Path | None = None
 ) -> MtpCore:
     """Give the layer that predicts further tokens a loop of its own; see load_mtp."""
-    loaded, rows = load_mtp(checkpoint, target, apart), TargetRows(max_texts(target))
+    loaded, rows = load_mtp(checkpoint, target, apart), TargetRows(max_texts(target.config))
     target.runner = RowsRunner(target.runner, rows)
     facts = ProposerContext(finds_drafts=False)
     return MtpCore(

@@ -19,16 +19,20 @@ from torch import Tensor
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, FollowedText, beside
-from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.resolve import ResolvedModel
+from tokenmill.model.families import read_config
 from tokenmill.model.families.mtp import MTP
 from tokenmill.program.hidden_rows import RowsRunner
 from tokenmill.program.parts import Lent
 from tokenmill.quant.schemes import GROUP
 from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
+from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 
@@ -213,9 +217,9 @@ class MtpCore(DraftCore):
             drafted.save((), work.start + work.count - 1, hidden_TD[last : last + 1])
 
 
-def max_texts(target: LoadedModel) -> int:
+def max_texts(config: ResolvedConfig) -> int:
     """Count the texts whose rows are kept: as many as run, and as many that ended lately."""
-    return 2 * target.config.max_sequences
+    return 2 * config.max_sequences
 
 
 def mtp_file(name: str | None) -> Path | None:
@@ -255,35 +259,61 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel, apart: Path | None = N
     if allowed := refuse_mtp(checkpoint, target) if apart is None else refuse_rows(target):
         raise ConfigError("draft_model", str(config.draft_model or "mtp"), allowed)
     source, whole = open_checkpoint(checkpoint.path if apart is None else apart, part=MTP), target.model_config
-    settings = beside(
-        target,
-        model=config.model,
-        scheme=config.scheme,
-        dtype=config.dtype,
-        program=target.program_name,
-        max_length=config.max_length,
-        block_size=config.block_size,
-        cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
-        cache_format=config.cache_format,
-        prefix_cache=False,
-        speculate="off",
-        packed_cache=False,
-    )
-    resolved = resolve_checkpoint(source, settings)
+    resolved = resolve_checkpoint(source, mtp_settings(target.resolved))
     found, wanted = (
         (each.family.removesuffix(MTP), each.hidden_size, each.vocab_size) for each in (resolved.model, whole)
     )
     if found != wanted:
         theirs, ours = (f"{family}, {width} numbers in a row, {size} tokens" for family, width, size in (found, wanted))
         raise ConfigError("draft_model", str(config.draft_model), f"a layer of this model ({ours}), not of {theirs}")
-    rows = max_texts(target) * ROWS * resolved.model.hidden_size * 8
-    shared = replace(resolved.model, vocab_size=GROUP)  # without the embedding and the head
-    weights = resolved.program.weight_bytes(shared, config.dtype, resolved.scheme)
-    needed, available = resolved.cache.num_bytes + rows + weights, free_bytes(config.device)
+    needed, available = mtp_bytes(resolved), free_bytes(config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError("memory for the layer that predicts further tokens", needed, available, setting, True)
     return load_model(source, resolved, lent=Lent(target.program, num_logits(target)), facts=target.facts)
+
+
+def mtp_settings(target: ResolvedModel) -> EngineConfig:
+    """Make the settings with which the layer drafts beside this model."""
+    config = target.config
+    return beside(
+        config,
+        model=config.model,
+        scheme=config.scheme,
+        dtype=config.dtype,
+        program=target.program_name,
+        max_length=config.max_length,
+        block_size=config.block_size,
+        cache_tokens=config.cache_tokens if target.window.size is None else None,
+        cache_format=config.cache_format,
+        prefix_cache=False,
+        speculate="off",
+        packed_cache=False,
+    )
+
+
+def mtp_bytes(resolved: ResolvedModel) -> int:
+    """Count the bytes that the layer takes beside its model: its weights, its cache, and the rows of texts."""
+    config = resolved.config
+    rows = max_texts(config) * ROWS * resolved.model.hidden_size * 8
+    shared = replace(resolved.model, vocab_size=GROUP)  # without the embedding and the head
+    return resolved.cache.num_bytes + rows + resolved.program.weight_bytes(shared, config.dtype, resolved.scheme)
+
+
+def planned_mtp(path: Path, target: ResolvedModel) -> int:
+    """Count the bytes of the layer in this model's files; 0 where it does not draft by itself with these settings, or
+    there are no weights to tell.
+    """
+    config = choose_proposer(target.config, target.program.finds_drafts)
+    drafts = config.speculate == "adaptive" and config.draft_model is None and config.tensor_parallel == 1
+    if not drafts or target.program_name not in PROGRAMS:
+        return 0
+    try:
+        if not read_config(open_checkpoint(path).config).has_mtp:
+            return 0
+        return mtp_bytes(resolve_checkpoint(open_checkpoint(path, part=MTP), mtp_settings(target)))
+    except (CheckpointError, ConfigError):
+        return 0  # a load says why it does not draft
 
 
 def num_logits(target: LoadedModel) -> int:
