@@ -134,6 +134,43 @@ def sum_of_squares(rows, there, num_inputs, INPUTS: tl.constexpr):
     return squares
 
 
+@triton.jit
+def summed(
+    rows, there, norm_weight, numbers, scales, minimums, f, num_inputs, num_outputs, eps,
+    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr, GATED: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Add up the products of rows, normed, with weights f and, of gated matrices, with those of the factors."""
+    sums, up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
+    squares, factor = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
+    if TWO_PASSES:
+        factor = tl.rsqrt(sum_of_squares(rows, there, num_inputs, INPUTS) / num_inputs + eps)
+    for first in range(0, num_inputs, INPUTS):
+        k = first + tl.arange(0, INPUTS)
+        a = tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0)
+        if NORM:
+            a = a.to(tl.float32)
+            squares += tl.sum(a * a, 1)
+            a = weighted(a, norm_weight, factor, k, num_inputs, UNIT_OFFSET, T, INTERPRETED)
+        a_high = a
+        if PAIRED:
+            a, a_high = in_pairs(a, INPUTS)
+        sums = add_products(
+            sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
+            BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+        )  # fmt: skip
+        if GATED:
+            up_sums = add_products(
+                up_sums, a, a_high, numbers, scales, minimums, f + num_outputs, first, num_inputs, 2 * num_outputs,
+                BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+            )  # fmt: skip
+    if NORM and not TWO_PASSES:
+        factor = tl.rsqrt(squares / num_inputs + eps)
+        sums, up_sums = sums * factor[:, None], up_sums * factor[:, None]
+    return sums, up_sums
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # code for one row alone could have another order of sums
 def product(
     x, norm_weight, numbers, scales, minimums, bias, out, chosen,
@@ -163,48 +200,15 @@ def product(
         numbers, bias = numbers + expert * numbers_stride, bias + expert * bias_stride
         scales, minimums = scales + expert * scales_stride, minimums + expert * scales_stride
     f = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    sums, up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
-    squares, factor = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
-    rows = x + from_.to(tl.int64)[:, None] * x_stride
-    if TWO_PASSES:
-        factor = tl.rsqrt(sum_of_squares(rows, there, num_inputs, INPUTS) / num_inputs + eps)
-    for first in range(0, num_inputs, INPUTS):
-        k = first + tl.arange(0, INPUTS)
-        a = tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0)
-        if NORM:
-            a = a.to(tl.float32)
-            squares += tl.sum(a * a, 1)
-            a = weighted(a, norm_weight, factor, k, num_inputs, UNIT_OFFSET, T, INTERPRETED)
-        a_high = a
-        if PAIRED:
-            a, a_high = in_pairs(a, INPUTS)
-        sums = add_products(
-            sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
-            BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
-        )  # fmt: skip
-        if GATED:
-            up_sums = add_products(
-                up_sums, a, a_high, numbers, scales, minimums, f + num_outputs, first, num_inputs, 2 * num_outputs,
-                BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
-            )  # fmt: skip
-    if NORM and not TWO_PASSES:
-        factor = tl.rsqrt(squares / num_inputs + eps)
-        sums, up_sums = sums * factor[:, None], up_sums * factor[:, None]
+    sums, up_sums = summed(
+        x + from_.to(tl.int64)[:, None] * x_stride, there, norm_weight, numbers, scales, minimums, f, num_inputs,
+        num_outputs, eps, NORM, UNIT_OFFSET, TWO_PASSES, GATED, BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T,
+        INTERPRETED,
+    )  # fmt: skip
     sums = finished(
-        sums,
-        up_sums,
-        bias,
-        f,
-        num_outputs,
-        multiplier,
-        up_multiplier,
-        alpha,
-        limit,
-        GATED,
-        ACTIVATION,
-        HAS_BIAS,
-        CLAMPED,
-    )
+        sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier, alpha, limit,
+        GATED, ACTIVATION, HAS_BIAS, CLAMPED,
+    )  # fmt: skip
     to, wanted = out + m.to(tl.int64)[:, None] * out_stride + f[None, :], there & (f < num_outputs)[None, :]
     if ADDS:
         sums = tl.load(to, mask=wanted, other=0.0).to(tl.float32) + sums * added_multiplier
