@@ -28,18 +28,20 @@ def test_the_rungs_from_the_bottom_up():
         ("eager, qkv,gate_up,norm,rotary fused", {**plain, "fuse": "qkv,gate_up,norm,rotary"}),
     ]
     assert labels[8:] == [
-        "eager, packed weights", "compiled, dense weights", "aot, dense weights",
+        "eager, packed weights", "graphs, dense weights", "compiled, dense weights", "aot, dense weights",
         *(f"native, {scheme} weights" for scheme in ("dense", "q8", "q4", "file")),
         "fastest, suffix", "fastest, draft model q8",
     ]  # fmt: skip
-    assert [rung.on_fastest for rung in found] == [False] * 15 + [True] * 2
+    assert [rung.on_fastest for rung in found] == [False] * 16 + [True] * 2
     assert found[-2].settings == {"speculate": "suffix"}
     assert found[-1].settings == {"speculate": "draft_model", "draft_model": "q8"}
 
 
-def test_what_refuses_says_why():
+def test_what_refuses_says_why(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     found = {rung.label: rung.refused for rung in rungs(EngineConfig(dtype="float32", device="cpu"), MODEL)}
     assert "with an AOT package" in found["aot, dense weights"]
+    assert "runs on a GPU" in found["graphs, dense weights"]
     assert found["eager, static cache"] is None
     if native_library.is_usable():
         assert found["native, dense weights"] is None
@@ -101,4 +103,4 @@ def test_a_draft_model_is_of_its_own_rung_alone():
 
 @pytest.mark.parametrize("program", ["eager", "native"])
 def test_a_program_of_the_user_does_not_matter(program):
-    assert len(rungs(EngineConfig(dtype="float32", device="cpu", program=program), MODEL)) == 17
+    assert len(rungs(EngineConfig(dtype="float32", device="cpu", program=program), MODEL)) == 18

@@ -32,7 +32,7 @@ def test_the_names_of_the_help_are_those_of_the_registries(setting):
 
 
 REFUSED = [
-    ("--program", "nativ", "use one of auto, native, aot, compiled, eager (did you mean 'native'?)"),
+    ("--program", "nativ", "use one of auto, native, aot, compiled, graphs, eager (did you mean 'native'?)"),
     ("--kernel", "quantum", "use one of auto, rows, gather, padded"),
     ("--cache-format", "int7", "use one of auto, dense, int8 (did you mean 'int8'?)"),
     ("--scheme", "q5", "use one of auto, packed, dense, q8, q4, file"),

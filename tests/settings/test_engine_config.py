@@ -73,7 +73,7 @@ MOST = max(16, 4 * CORES)
         ({"compile_phases": "all"}, "compile_phases = 'all' is not allowed: use one of decode, prefill, both"),
         ({"async_scheduling": True}, "async_scheduling = True is not allowed: use one of auto, on, off"),
         ({"fingerprint": "half"}, "fingerprint = 'half' is not allowed: use one of sampled, full"),
-        ({"program": "jit"}, "program = 'jit' is not allowed: use one of auto, native, aot, compiled, eager"),
+        ({"program": "jit"}, "program = 'jit' is not allowed: use one of auto, native, aot, compiled, graphs, eager"),
     ],
     ids=str,
 )
