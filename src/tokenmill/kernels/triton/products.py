@@ -141,7 +141,7 @@ def summed(
     BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Add up the products of rows, normed, with weights f and, of gated matrices, with those of the factors."""
+    """Add up the products of rows, normed, with weights f; of gated matrices also the products with the factors."""
     sums, up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
     squares, factor = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
     if TWO_PASSES:
