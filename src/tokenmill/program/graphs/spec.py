@@ -44,8 +44,8 @@ class GraphsSpec(EagerSpec):
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         merged = {"qkv", "gate_up"} <= set(config.fused)
         reasons = (
-            find_spec("triton") is None and "needs Triton: pip install triton, on Linux",
             kind_of(device) != "cuda" and not interpreted and f"runs on a GPU, and the device is {device}",
+            find_spec("triton") is None and "needs Triton: pip install triton, on Linux",
             config.tensor_parallel > 1 and "computes in one process, and tensor_parallel asks for more",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
             not merged and f"fuses by itself, and fuse {config.fuse} was asked for",
