@@ -17,16 +17,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenmill.kernels.triton import attention, products
-from tokenmill.program.graphs.layers import positions_of
-from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS
+from tokenmill.program.graphs.layers import positions_of, warps_of
+from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS, inputs_of
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
-"""Bytes of shared memory that a program may have, by NVIDIA's and AMD's tables."""
+SHARED = {"sm_80": 99 << 10, "sm_90": 99 << 10, "gfx942": 64 << 10}
+"""Bytes of shared memory that a program may have, by NVIDIA's and AMD's tables: of NVIDIA's GPUs for desktops (8.6 to
+12.0), which have less than an A100 or H100.
+"""
 
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FLOATS = {
@@ -50,7 +52,7 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
         "ADDS": False, "CHOSEN": 0,
         "READS_PAIRS": False, "CLAMPED": False, "BITS": 0,
         "PAIRED": False, "GROUP": 32, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
-        "OUTPUTS": OUTPUTS, "INPUTS": INPUTS,
+        "OUTPUTS": OUTPUTS, "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
     } | how  # fmt: skip
     weights = "u8" if constants["BITS"] else dtype
     pointers = dict.fromkeys(("x", "norm_weight", "bias"), dtype) | {
@@ -75,13 +77,14 @@ def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: An
         "ROPE_DIM": width, "Q_NORM": False, "K_NORM": False, "UNIT_OFFSET": False, "CAPPED": False, "BLOCK": 32,
         "POSITIONS": positions_of(padded, getattr(torch, NAMES[dtype])), "CACHE": dtype,
     }  # fmt: skip
+    warps = warps_of(shared["HEADS"], padded, getattr(torch, NAMES[dtype]))
     floats = dict.fromkeys(("max_scores", "exp_sums", "value_sums", "qkv"), "fp32")
     own = dict.fromkeys(("k_rows", "v_rows", "cos", "sin", "q_norm", "k_norm", "sinks", "out"), dtype)
     integers = dict.fromkeys(("tables", "positions"), "i64")
     of_merge = {name: kind for name, kind in {**floats, **own, **integers}.items() if name in attention.merge.arg_names}
     changed = {key: how[key] for key in shared.keys() & how.keys()}
     return [
-        (attention.attend, {**floats, **own, **integers}, shared | more | how, {}),
+        (attention.attend, {**floats, **own, **integers}, shared | more | how, {"num_warps": warps}),
         (attention.merge, of_merge, shared | changed, {}),
     ]
 
@@ -90,6 +93,7 @@ CASES: dict[str, Any] = {
     **{f"qkv {dtype}": product(dtype, NORM=True, OUT="fp32") for dtype in ("bf16", "fp32")},
     "qkv fp16": product("fp16", NORM=True, TWO_PASSES=True, OUT="fp32", HAS_BIAS=True),
     "gate and up": product("bf16", NORM=True, UNIT_OFFSET=True, GATED=True, ACTIVATION=3),
+    "gate and up, fp32": product("fp32", NORM=True, GATED=True, ACTIVATION=1),
     "down": product("bf16", ADDS=True),
     "gate and up, 8 bits": product("bf16", NORM=True, GATED=True, ACTIVATION=1, BITS=8),
     "down, 4 bits": product("bf16", ADDS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True),
@@ -108,6 +112,7 @@ for at, (kernel, *rest) in enumerate(
         *attention_of("bf16", (4, 1, 256), 4, Q_NORM=True, K_NORM=True, UNIT_OFFSET=True, WINDOW=512),
         *attention_of("bf16", (64, 8, 64), 32, SINKS=True, CAPPED=True),
         *attention_of("fp32", (9, 3, 64), 4),
+        *attention_of("bf16", (48, 1, 128), 4),
     ]
 ):
     CASES[f"{kernel.__name__} {at // 2}"] = (kernel, *rest)

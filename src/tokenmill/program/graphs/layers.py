@@ -28,8 +28,15 @@ class StepRows(NamedTuple):
 
 
 def positions_of(width: int, dtype: torch.dtype) -> int:
-    """Choose how many positions attention reads at a time: as many as it can without giving up registers."""
-    return 64 if width <= 128 and dtype != torch.float32 else 32
+    """Choose how many positions attention reads at a time: 16 KB of keys, or 8 KB of float32, whose products are made
+    number by number and take more registers.
+    """
+    return max(16, min(64, (8192 if dtype == torch.float32 else 16384) // (width * dtype.itemsize)))
+
+
+def warps_of(heads: int, width: int, dtype: torch.dtype) -> int:
+    """Choose how many warps attend: the sums of many heads, or of wide ones, do not fit into the registers of four."""
+    return 8 if heads * width * dtype.itemsize > 8192 else 4
 
 
 class GraphAttention:
@@ -67,7 +74,7 @@ class GraphAttention:
             ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             UNIT_OFFSET=bool(q_norm and q_norm.unit_offset), CAPPED=block.shape.softcap is not None,
             BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), CACHE=TRITON[cached[0].dtype],
-            **shared,
+            num_warps=warps_of(self.heads, self.width, x_BD.dtype), **shared,
         )  # fmt: skip
         if splits > 1:
             merge[(count, block.num_kv_heads)](

@@ -23,7 +23,14 @@ OUTPUTS, INPUTS = 32, 128
 """Outputs of one program, and inputs of one of its iterations. A matrix of 4,096 outputs then has 128 programs, about
 one for each processor of an A100 or H100; a row of a tile is 256 bytes of bfloat16, two whole lines of the cache."""
 WARPS, STAGES = 4, 4
-"""Four tiles of weights, of 8 KB in bfloat16, are on their way while one is multiplied. To be measured on a GPU."""
+"""Three tiles of weights, of 8 KB in bfloat16, are on their way while one is multiplied. To be measured on a GPU."""
+
+
+def inputs_of(dtype: torch.dtype) -> int:
+    """Choose the inputs of one iteration: half as many of float32, so that a program has room in 99 KB of shared
+    memory, which GPUs for desktops have (compute capability 8.6 to 12.0).
+    """
+    return INPUTS // 2 if dtype == torch.float32 else INPUTS
 
 
 class NormOf(NamedTuple):
@@ -185,7 +192,7 @@ class GraphMatrix:
                 ACTIVATION=ACTIVATIONS[activation] if activation and not self.splits_gates else 0,
                 HAS_BIAS=bias is not None, ADDS=adds is not None, BITS=part.bits, PAIRED=part.paired, GROUP=part.group,
                 HAS_MINIMUMS=part.minimums is not None, T=TRITON[x.dtype], OUT=TRITON[out.dtype], OUTPUTS=OUTPUTS,
-                INPUTS=INPUTS, INTERPRETED=INTERPRETED, num_warps=WARPS, num_stages=STAGES,
+                INPUTS=inputs_of(x.dtype), INTERPRETED=INTERPRETED, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
         return out
 
