@@ -10,7 +10,7 @@ import torch
 
 from tokenmill.errors import ConfigError
 from tokenmill.model.blocks import Norm
-from tokenmill.model.layers import clamped_swiglu
+from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu
 from tokenmill.model.rope import apply_rotary
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.quantized import QuantizedLinear
@@ -100,6 +100,16 @@ def test_an_mlp_behind_a_norm(kind, unit_offset, dtype):
     else:
         found = matrix(x, x.new_empty(5, 24), norm, "gelu_pytorch_tanh")
     assert (found.float() - wanted).abs().max() <= 2 * TOLERANCE[dtype] * wanted.abs().max()
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "silu", "gelu", "gelu_pytorch_tanh"])
+def test_activations(activation):
+    """On numbers small and large, and on NaN, which must fail its text and not become 0."""
+    same, x = matrix_of(Stored.plain(torch.eye(16, device=DEVICE)), inputs=16), normal(1, 16, seed=2) * 40
+    found = matrices.GraphMatrix.of(same)(x, torch.empty_like(x), None, activation)
+    assert (found - ACTIVATIONS[activation](x)).abs().max() <= 2e-6 * x.square().max()
+    bad = torch.full_like(x, torch.nan)
+    assert matrices.GraphMatrix.of(same)(bad, torch.empty_like(x), None, activation).isnan().all()
 
 
 @DTYPES

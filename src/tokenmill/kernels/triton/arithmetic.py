@@ -4,12 +4,10 @@ Triton's interpreter (3.7) cuts bfloat16 off where it stores it, and multiplies 
 float32 throughout, and are rounded to bfloat16 by integer arithmetic, which gives what a GPU's own rounding gives.
 """
 
-import os
-
 import triton
 import triton.language as tl
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels are computed by Triton's interpreter. Triton reads the variable where a kernel is defined: once."""
 
 ROWS = tl.constexpr(16)
@@ -59,10 +57,8 @@ def activated(x, ACTIVATION: tl.constexpr):
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     if ACTIVATION == 3:
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    if ACTIVATION == 4:
-        return tl.maximum(x, 0.0)
-    positive = tl.maximum(x, 0.0)
-    return positive * positive
+    positive = tl.where(x < 0.0, 0.0, x)  # a GPU's maximum of NaN and 0 is 0
+    return positive if ACTIVATION == 4 else positive * positive
 
 
 ACTIVATIONS = {

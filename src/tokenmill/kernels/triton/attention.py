@@ -155,7 +155,7 @@ def attend(
             out, sinks, max_score, exp_sum, value_sum, b, kv, g, h, out_stride, group, HEAD_DIM, SINKS, T, INTERPRETED
         )
     else:
-        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split) * HEADS + g
+        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * HEADS + g
         tl.store(max_scores + part, max_score)
         tl.store(exp_sums + part, exp_sum)
         tl.store(value_sums + part[:, None] * WIDTH + h[None, :], value_sum)
@@ -180,7 +180,7 @@ def merge(
     exp_sum = tl.zeros((HEADS,), tl.float32)
     value_sum = tl.zeros((HEADS, WIDTH), tl.float32)
     for split in range(first // SPLIT, last // SPLIT + 1):
-        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split) * HEADS + g
+        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * HEADS + g
         other = tl.load(max_scores + part)
         highest = tl.maximum(max_score, other)
         kept, added = tl.exp(max_score - highest), tl.exp(other - highest)

@@ -114,7 +114,8 @@ def finished(
             up_sums += tl.load(bias + num_outputs + f, mask=f < num_outputs, other=0.0).to(tl.float32)[None, :]
     sums = sums * multiplier
     if CLAMPED:
-        gates, factors = tl.minimum(sums, limit), tl.minimum(tl.maximum(up_sums * up_multiplier, -limit), limit)
+        gates, factors = tl.where(sums > limit, limit, sums), up_sums * up_multiplier  # which keep what is no number
+        factors = tl.where(factors > limit, limit, tl.where(factors < -limit, -limit, factors))
         return (factors + 1.0) * (gates * sigmoid(alpha * gates))
     if ACTIVATION > 0:
         sums = activated(sums, ACTIVATION)

@@ -189,10 +189,12 @@ def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """Record a function in a graph, after some runs on another stream, as torch asks. Each run writes the same rows."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
+    try:
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                run()
+    finally:  # what has begun there may still write rows
+        torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be compiling
         logits = run()

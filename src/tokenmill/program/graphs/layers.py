@@ -10,7 +10,7 @@ from tokenmill.kernels.triton.arithmetic import INTERPRETED
 from tokenmill.kernels.triton.attention import SPLIT, attend, merge
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import LayerDescription, MlpBlock
-from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu
+from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu, sigmoid
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
@@ -136,7 +136,7 @@ class GraphExperts:
             self.shared(x_BD, norm, shared_BD, None)
             if self.shared_gate is not None:
                 gate = self.shared_gate(x_BD, x_BD.new_empty((count, 1), dtype=torch.float32), norm)
-                shared_BD = (shared_BD * torch.sigmoid(gate)).to(x_BD.dtype)
+                shared_BD = (shared_BD * sigmoid(gate)).to(x_BD.dtype)
         add_experts(parts, weights_BC.gather(1, order).float(), out_BD, adds)
         if shared_BD is not None:
             out_BD += shared_BD if adds in (None, 1.0) else shared_BD * adds

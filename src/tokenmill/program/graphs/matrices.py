@@ -88,8 +88,7 @@ def _bias(module: nn.Module) -> Tensor | None:
 
 def _kind(part: Stored) -> tuple[object, ...]:
     """Tell how a part is stored: parts of one kind can lie in one tensor."""
-    dtypes = (None if tensor is None else tensor.dtype for tensor in (getattr(part, name) for name in TENSORS))
-    return (part.bits, *dtypes)
+    return (part.bits, *(getattr(part, name) is None for name in TENSORS))
 
 
 class Clamps(NamedTuple):
@@ -130,9 +129,7 @@ class GraphMatrix:
     def of_experts(cls, modules: Sequence[Matrix], multipliers: Sequence[float], gated: bool) -> "GraphMatrix":
         """Make it of the modules of experts, whose tensors become parts of one. ConfigError where they differ."""
         stored = [_stored(module) for module in modules]
-        kinds = {
-            tuple((part.bits, *(getattr(part, name) is None for name in TENSORS)) for part in each) for each in stored
-        }
+        kinds = {tuple(_kind(part) for part in each) for each in stored}
         if len(kinds) > 1 or len(stored[0]) > 1:
             raise ConfigError("program", "graphs", "compiled or eager: experts of a layer are stored in several ways")
         together, parts = dict[str, Tensor](), [each for (each,) in stored]

@@ -10,9 +10,11 @@ import time
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
+from tokenmill.kernels.triton.arithmetic import INTERPRETED
 from tokenmill.kernels.triton.attention import SPLIT
 from tokenmill.program.compiled.micro_batches import (
     Cache,
@@ -49,7 +51,7 @@ class Graphs(MicroBatched):
             self._decoder = GraphDecoder(self.decoder, self.block_size)
         config = parts.config
         self.shapes = StaticShapes(config.max_sequences, config.max_step_tokens, self.decoder.num_positions)
-        self.capture: Capture | None = cuda_graph if on_gpu else None
+        self.capture: Capture | None = cuda_graph if on_gpu and not INTERPRETED else None
         self.calls: dict[StepShape, Call | None] = {}
         self.num_weight_bytes -= unpacked - self.decoder.num_bytes
         self.num_matrix_bytes -= unpacked - self.decoder.num_bytes
@@ -75,9 +77,9 @@ class Graphs(MicroBatched):
         began_s = time.perf_counter()
         try:
             call(self.stage(batch, shape, step), self.cache)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, OutOfResources) as error:
             what = f"steps of {shape.num_sequences} sequences with up to {shape.num_keys} positions"
-            log.warning("the GPU has no memory to record %s; the plain modules compute them, more slowly", what)
+            log.warning("the GPU has no memory to record %s (%s); the plain modules compute them", what, error)
             return None
         self.compile_s += time.perf_counter() - began_s
         return call

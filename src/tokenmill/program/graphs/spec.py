@@ -69,14 +69,23 @@ class GraphsSpec(EagerSpec):
 
 
 def _refuse(decoder: DecoderDescription) -> str | None:
-    if lacking := sorted(features_of(decoder) - SERVED):
-        return f"has no kernel for {lacking[0]}"
+    config, heads = decoder.config, decoder.attentions
+    lacking = sorted(features_of(decoder) - SERVED)
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms.values())]
-    if any(norm.kind != "rms" for norm in norms):
-        return "has no kernel for LayerNorm"
-    if any(block.qkv.is_scaled for block in decoder.attentions):
-        return "has no kernel for multipliers of Q, K or V"
-    if (width := max(block.head_dim for block in decoder.attentions)) > WIDEST_HEAD:
-        return f"has no kernel for heads of more than {WIDEST_HEAD} numbers, and the model's have {width}"
-    unknown = (mlp.activation for layer in decoder.layers for mlp in layer.mlps if mlp.activation not in ACTIVATIONS)
-    return next((f"has no activation {name!r}" for name in unknown), None)
+    of_heads = [norm for block in heads for norm in block.qk_norms]
+    activations = [mlp.activation for layer in decoder.layers for mlp in layer.mlps]
+    unknown = [name for name in activations if name not in ACTIVATIONS]
+    wide = max((block.head_dim for block in heads), default=0)
+    differ = any(norm.bias for norm in of_heads) or len({norm.unit_offset for norm in of_heads}) > 1
+    is_part = decoder.mtp is not None or not config.has_head or config.num_types > 0
+    reasons = (
+        lacking and f"has no kernel for {lacking[0]}",
+        any(norm.kind != "rms" for norm in norms) and "has no kernel for LayerNorm",
+        differ and "has no kernel for norms of heads that have biases or differ",
+        is_part and "computes whole decoders, with a head and without types of tokens",
+        any(block.qkv.is_scaled for block in heads) and "has no kernel for multipliers of Q, K or V",
+        wide > WIDEST_HEAD
+        and f"has no kernel for heads of more than {WIDEST_HEAD} numbers, and the model's have {wide}",
+        unknown and f"has no activation {unknown[0]!r}",
+    )
+    return next((reason for reason in reasons if isinstance(reason, str)), None)
