@@ -18,6 +18,7 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
 if TYPE_CHECKING:
+    from tokenmill.loader.resolve import ResolvedModel
     from tokenmill.model.config import ModelConfig
 
 TOLD_SHARE = 0.05  # of the head, which is more for large vocabularies and few chosen experts
@@ -54,7 +55,6 @@ def command(
     with progress_on_stderr(quiet) as progress:
         model_config = read_model_config(model, progress)
         facts = _plan(wanted, model_config)
-        facts["mtp_bytes"] = _mtp_bytes(wanted, model_config)
         if check:
             facts["allocated"] = load_engine(wanted, progress, writes_text=False).memory
     if json:
@@ -133,6 +133,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         },
         "bytes_per_token": cost.bytes_per_token,
         "head_share": head_share(resolved.model),
+        "mtp_bytes": _mtp_bytes(wanted.model, resolved),
         "states": {"number": resolved.cache.num_states, "bytes": cost.state_bytes},
         "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(resolved.model, config.dtype), strict=True)),
         "total_bytes": cost.total_bytes + adapters,
@@ -147,16 +148,17 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     }
 
 
-def _mtp_bytes(wanted: EngineConfig, model: "ModelConfig") -> int:
+def _mtp_bytes(model: str, resolved: "ResolvedModel") -> int:
     """Count the bytes of the layer of the model's files that predicts further tokens; 0 where none drafts."""
-    with held_interrupts():
+    from tokenmill.model.families import find_family
+
+    if find_family({"model_type": resolved.model.family}).mtp is None:
+        return 0
+    with held_interrupts():  # what follows imports torch
         from tokenmill.engine.mtp import planned_mtp
         from tokenmill.hub.names import locate
-        from tokenmill.loader.default_length import follow_context
-        from tokenmill.loader.resolve import resolve
 
-    followed, _ = follow_context(wanted, lambda given: resolve(given, model))
-    return planned_mtp(locate(wanted.model), resolve(followed, model))
+    return planned_mtp(locate(model), resolved)
 
 
 def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:

@@ -129,8 +129,8 @@ class DraftCore:
 
 
 def beside(config: ResolvedConfig, **own: Any) -> EngineConfig:
-    """Make the settings of a model that drafts beside another, whose settings are given: its own ones, and for as many
-    texts on the same device and threads.
+    """Make the settings of a draft model. config: the target model's settings, of which the draft model takes the
+    device, the threads and the number of texts. own: the draft model's other settings.
     """
     return EngineConfig(
         device=config.device,

@@ -50,7 +50,7 @@ def sigmoid(x):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """Compute an activation, by its number in ACTIVATIONS."""
+    """Compute an activation by its number, see program.native.spec.ACTIVATIONS."""
     if ACTIVATION == 1:
         return x * sigmoid(x)
     if ACTIVATION == 2:
@@ -59,15 +59,3 @@ def activated(x, ACTIVATION: tl.constexpr):
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     positive = tl.where(x < 0.0, 0.0, x)  # a GPU's maximum of NaN and 0 is 0
     return positive if ACTIVATION == 4 else positive * positive
-
-
-ACTIVATIONS = {
-    "silu": 1,
-    "swish": 1,
-    "gelu": 2,
-    "gelu_fast": 3,
-    "gelu_new": 3,
-    "gelu_pytorch_tanh": 3,
-    "relu": 4,
-    "relu2": 5,
-}

@@ -82,7 +82,7 @@ def read_split(
             scores = tanh(scores / softcap) * softcap
         scores = tl.where(seen[None, :], scores, -float("inf"))
         highest = tl.maximum(max_score, tl.max(scores, 1))
-        # Until a position is seen both maxima are minus infinity, whose difference is no number.
+        # Until a position is seen, both maxima are minus infinity, and their difference would be NaN.
         known = tl.where(highest == -float("inf"), 0.0, highest)
         kept, weights = tl.exp(max_score - known), tl.exp(scores - known[:, None])
         exp_sum = exp_sum * kept + tl.sum(weights, 1)

@@ -46,44 +46,19 @@ def add_products(
     tile = tl.load(
         numbers + f.to(tl.int64)[:, None] * row_size + j[None, :], mask=made & (j < row_size)[None, :], other=0
     )
-    groups: tl.constexpr = INPUTS // GROUP
-    if PAIRED:
-        b = scaled(
-            tile & 15,
-            scales,
-            minimums,
-            f,
-            first,
-            num_inputs,
-            made,
-            OUTPUTS,
-            groups,
-            BITS,
-            GROUP,
-            HAS_MINIMUMS,
-            T,
-            INTERPRETED,
-        )
-        sums = multiplied(a, tl.trans(b), sums, T, INTERPRETED)
-        tile, a = tile >> 4, a_high
-    if BITS > 0:
-        tile = scaled(
-            tile,
-            scales,
-            minimums,
-            f,
-            first,
-            num_inputs,
-            made,
-            OUTPUTS,
-            groups,
-            BITS,
-            GROUP,
-            HAS_MINIMUMS,
-            T,
-            INTERPRETED,
-        )
-    return multiplied(a, tl.trans(tile), sums, T, INTERPRETED)
+    for half in tl.static_range(halves):
+        part, rows = tile, a
+        if PAIRED:
+            part = (tile >> (4 * half)) & 15
+        if half == 1:
+            rows = a_high
+        if BITS > 0:
+            part = scaled(
+                part, scales, minimums, f, first, num_inputs, made, OUTPUTS, INPUTS // GROUP,
+                BITS, GROUP, HAS_MINIMUMS, T, INTERPRETED,
+            )  # fmt: skip
+        sums = multiplied(rows, tl.trans(part), sums, T, INTERPRETED)
+    return sums
 
 
 @triton.jit
@@ -188,8 +163,9 @@ def product(
     NORM: x is divided by its root mean square and multiplied by a weight, before the product; the division is made
     behind it, since it is by one number a row, unless TWO_PASSES: numbers of float16 could overflow before it. GATED:
     the matrix has num_outputs rows of gates and as many of factors. ACTIVATION: 0 for none. ADDS: the result is
-    multiplied and added to `out`. CHOSEN: 0, or how many experts a row has, whose matrices lie one behind the other: a
-    program then computes one row with one expert, and `out` has a row for each of these pairs, as x has if READS_PAIRS.
+    multiplied and added to `out`. CHOSEN: the number of experts of each row, or 0 for a matrix that all rows
+    share. The experts' matrices lie one behind the other, and a program computes one row with one of its experts. `out`
+    has a row for each pair of a row and an expert. So has x if READS_PAIRS; else x has a row for each token.
     """
     lane = tl.arange(0, ROWS)
     m = tl.program_id(1) * ROWS + lane

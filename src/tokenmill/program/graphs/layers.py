@@ -1,4 +1,4 @@
-"""A decoder as launches of kernels, for one token of each sequence: made of the modules, whose weights it reads."""
+"""A decoder as launches of kernels, for one token of each sequence. It reads the weights of the PyTorch modules."""
 
 from typing import Any, NamedTuple
 

@@ -9,9 +9,10 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from tokenmill.errors import ConfigError
-from tokenmill.kernels.triton.arithmetic import ACTIVATIONS, INTERPRETED, ROWS
+from tokenmill.kernels.triton.arithmetic import INTERPRETED, ROWS
 from tokenmill.kernels.triton.products import add_chosen, add_normed, product
 from tokenmill.model.blocks import Norm
+from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import GROUP

@@ -8,6 +8,7 @@ from tokenmill.kernels.devices import kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.features import features_of
+from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.program.torch_specs import EagerSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import EngineConfig
@@ -24,7 +25,6 @@ SERVED = frozenset({
 })  # fmt: skip
 """What the kernels compute of the features of models, see features.py."""
 
-ACTIVATIONS = ("silu", "swish", "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 WIDEST_HEAD = 256
 """A tile of 16 heads and one of 64 keys of this width take 100 KB of the memory of a processor of an A100, of 164."""
 
