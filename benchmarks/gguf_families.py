@@ -64,6 +64,7 @@ for directory, out in jobs:
             found = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
             for each in (found, *(inner for inner in vars(found).values() if isinstance(inner, type))):
                 each.set_vocab, each.no_mtp = TextModel.set_vocab, True
+                each._is_tokenizer_xlmroberta = lambda self: False
             found(Path(directory), gguf.LlamaFileType.ALL_F32, Path(out), eager=True).write()
     except BaseException:
         Path(out).unlink(missing_ok=True)

@@ -34,14 +34,14 @@ _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "cls_token_id": None, 
 
 
 @cache
-def encoder(name: str) -> Any:
+def encoder(name: str, **departures: Any) -> Any:
     """Make the model; every number is drawn, biases and norms too."""
     more = _NO_TOKENS if name in ("modernbert", "eurobert", "gemma3_text") else {}
     more = {**more, **({"pad_token_id": 0} if more else {})}
     if name == "gemma3_text":
         more = {**more, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     sizes = {key: value for key, value in _SIZES.items() if name != "distilbert" or key[:5] in ("vocab", "max_p")}
-    config = transformers.AutoConfig.for_model(name, **{**sizes, **more, **ENCODERS[name]})
+    config = transformers.AutoConfig.for_model(name, **{**sizes, **more, **ENCODERS[name], **departures})
     torch.manual_seed(len(name))
     model = transformers.AutoModel.from_config(config).eval()
     with torch.no_grad():
@@ -50,10 +50,10 @@ def encoder(name: str) -> Any:
     return model
 
 
-def save_encoder(name: str, directory: Path) -> Path:
+def save_encoder(name: str, directory: Path, **departures: Any) -> Path:
     path = directory / name
     if not path.exists():
-        encoder(name).save_pretrained(path)
+        encoder(name, **departures).save_pretrained(path)
     return path
 
 

@@ -393,6 +393,8 @@ CHECKPOINT_CHECKS: Names = {
     "buffers": "tokenmill.weights.buffers:compare_buffers",
     "mtp": "tokenmill.weights.gguf.checkpoint:is_mtp_alone",
     "pooling": "tokenmill.weights.gguf.pooling:pooling_of_file",
+    "matrices": "tokenmill.weights.gguf.pooling:matrices_of_file",
+    "classifier": "tokenmill.weights.gguf.pooling:classifier_of_file",
 }
 TENSOR_FILES: Names = {
     "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile", "bin": "tokenmill.weights.bin_file:BinFile",

@@ -1,16 +1,21 @@
-"""BERT as a GGUF file: written and read again; and the keys that llama.cpp's converter writes."""
+"""Encoders as GGUF files: written and read again; and the keys that llama.cpp's converter writes."""
+
+import json
 
 import pytest
 import torch
 
+from tests.gguf_files import vocabulary, with_tensors
 from tests.marks import needs_native
 from tests.tiny_encoders import save_encoder
-from tests.tiny_models import prompt
+from tests.tiny_models import prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
+from tokenmill.text.vocab import tokenizer_from_gguf
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.classifier import classifier_of
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.pooling import pooling_of
@@ -33,6 +38,100 @@ CONVERTED = {
 def written(path, target, scheme):
     quantize(open_checkpoint(path), target, Silent(), scheme, export="gguf")
     return target
+
+
+# Of the same source, conversion/bert.py and conversion/gemma.py, by reading.
+WRITTEN = {
+    "nomic_bert": ("nomic-bert", {}, {"rope.freq_base", "attention.layer_norm_epsilon"}),
+    "modernbert": (
+        "modern-bert",
+        {"norm_bias": False},
+        {"rope.freq_base_swa", "attention.sliding_window", "attention.sliding_window_pattern", "hidden_activation"},
+    ),
+    "eurobert": ("eurobert", {}, {"attention.layer_norm_rms_epsilon", "rope.freq_base"}),
+    "gemma3_text": ("gemma-embedding", {}, {"attention.sliding_window", "rope.freq_base_swa"}),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("name", WRITTEN)
+def test_encoders_with_rotary_positions(name, tmp_path):
+    """llama.cpp reads these files with the rows of transformers: benchmarks/gguf_encoders.py."""
+    arch, more, keys = WRITTEN[name]
+    path = save_encoder(name, tmp_path, **more)
+    file = written(path, tmp_path / "x.gguf", "none")
+    header = read_header(file)
+    assert header.metadata["general.architecture"] == arch and {f"{arch}.{key}" for key in keys} <= set(header.metadata)
+    engine, wanted = (load(each, dtype="float32", max_length=64) for each in (file, path))
+    assert engine.model_config.both_ways and not engine.model_config.has_head
+    for pooling in ("mean", "cls", "last"):
+        found = engine.embed(TEXTS, pooling=pooling), wanted.embed(TEXTS, pooling=pooling)
+        assert torch.cosine_similarity(*found).min() > 0.99999
+
+
+def test_windows_of_modernbert(tmp_path):
+    """llama.cpp counts both sides of a token together, and the layers of a number from one without a window on."""
+    path = save_encoder("modernbert", tmp_path, norm_bias=False)
+    header = read_header(written(path, tmp_path / "x.gguf", "none"))
+    assert header.metadata["modern-bert.attention.sliding_window"] == 10
+    config = read_gguf_config(path, header)
+    wanted = read_config(json.loads((path / "config.json").read_text()))
+    assert read_config(config).windows == wanted.windows == (None, 6, 6, None)
+    header.metadata["modern-bert.attention.sliding_window_pattern"] = 2
+    assert read_config(read_gguf_config(path, header)).windows == (None, 6, None, 6)
+    del header.metadata["modern-bert.attention.sliding_window_pattern"]
+    assert read_config(read_gguf_config(path, header)).windows == (None, 6, 6, None)
+    header.metadata["modern-bert.hidden_activation"] = "silu"
+    assert read_config(read_gguf_config(path, header)).activation == "silu"
+
+
+@needs_native
+def test_matrices_behind_the_pooling(tmp_path):
+    """EmbeddingGemma's, which llama.cpp's converter writes with --sentence-transformers-dense-modules."""
+    file = written(save_encoder("gemma3_text", tmp_path), tmp_path / "x.gguf", "none")
+    first, second = torch.randn(96, 48), torch.randn(48, 96)
+    keys = {f"gemma-embedding.dense_2_feat_{side}": size for side, size in (("in", 48), ("out", 96))}
+    keys |= {"gemma-embedding.pooling_type": 1}
+    dense = with_tensors(file, tmp_path / "y.gguf", {"dense_2.weight": first, "dense_3.weight": second}, keys)
+    plain = load(file, dtype="float32", max_length=64).embed(TEXTS, pooling="mean", normalize=False)
+    found = load(dense, dtype="float32", max_length=64).embed(TEXTS)
+    assert torch.cosine_similarity(found, plain @ first.T @ second.T).min() > 0.99999
+    assert pooling_of(dense).steps == (dense / "dense_2", dense / "dense_3")
+
+
+@needs_native
+def test_a_head_that_scores(tmp_path):
+    """bge-reranker's: llama.cpp's converter names its matrices cls and cls.output."""
+    file = written(save_encoder("bert", tmp_path), tmp_path / "x.gguf", "none")
+    tensors = {"cls.weight": torch.randn(48, 48), "cls.bias": torch.randn(48), "cls.output.weight": torch.randn(1, 48)}
+    tensors |= {"cls.output.bias": torch.randn(1)}
+    scoring = with_tensors(file, tmp_path / "y.gguf", tensors, {"bert.pooling_type": 4})
+    head = classifier_of(scoring)
+    assert (head.pooling, head.num_labels, head.activation) == ("cls", 1, "Sigmoid")
+    row = torch.randn(48)
+    wanted = torch.tanh(tensors["cls.weight"] @ row + tensors["cls.bias"])
+    wanted = tensors["cls.output.weight"] @ wanted + tensors["cls.output.bias"]
+    found = row.numpy()
+    for step in head.steps:
+        found = step(found)
+    assert torch.allclose(torch.from_numpy(found), wanted, atol=1e-5)
+    vectors = [load(each, dtype="float32", max_length=64).embed(TEXTS, pooling="cls") for each in (scoring, file)]
+    assert torch.equal(*vectors) and not pooling_of(scoring).is_told
+    assert classifier_of(file) is None
+    del tensors["cls.weight"], tensors["cls.bias"]
+    with pytest.raises(CheckpointError, match="leaves out the pooler"):
+        classifier_of(with_tensors(file, tmp_path / "z.gguf", tensors, {"bert.pooling_type": 4}))
+
+
+def test_a_decoder_with_the_rows_of_its_answers_is_asked(tmp_path):
+    """Qwen3-Reranker's file: two rows of its head, "yes" and "no", stand beside it."""
+    path = save("qwen3", tmp_path)
+    file = written(path, tmp_path / "x.gguf", "none")
+    keys = {"qwen3.pooling_type": 4, "qwen3.classifier.output_labels": ["yes", "no"]}
+    size = open_checkpoint(path).config["hidden_size"]
+    scoring = with_tensors(file, tmp_path / "y.gguf", {"cls.output.weight": torch.randn(2, size)}, keys)
+    assert classifier_of(scoring) is None
+    assert load(scoring, dtype="float32").generate([5, 6], max_new_tokens=4).tokens
 
 
 @needs_native
@@ -69,6 +168,21 @@ def test_the_keys_of_llama_cpps_converter_are_read(tmp_path):
         read_gguf_config(path, header)
 
 
-def test_families_that_are_not_written_say_so(tmp_path):
-    with pytest.raises(ConfigError, match=r"a family for which llama\.cpp has an architecture"):
+def test_what_llama_cpp_does_not_read_is_not_written(tmp_path):
+    with pytest.raises(ConfigError, match=r"one without biases, which llama\.cpp requires"):
         written(save_encoder("modernbert", tmp_path), tmp_path / "x.gguf", "none")
+    with pytest.raises(ConfigError, match=r"a family for which llama\.cpp has an architecture"):
+        written(save_encoder("roberta", tmp_path), tmp_path / "x.gguf", "none")
+
+
+@pytest.mark.parametrize(
+    ("arch", "wanted"), [("modern-bert", [1, 65, 66, 2, 67, 2]), ("bert", [1, 65, 66, 2, 2, 67, 2])]
+)
+def test_pairs_of_texts_with_a_vocabulary_like_gpt_2s(arch, wanted):
+    """One mark between two texts for ModernBERT, two for RoBERTa, as their own tokenizers put them."""
+    marks = {"add_bos_token": True, "add_eos_token": True, "bos_token_id": 1, "eos_token_id": 2}
+    keys = {f"tokenizer.ggml.{name}": value for name, value in marks.items()}
+    tokens, types, second = tokenizer_from_gguf({**vocabulary(), **keys, "general.architecture": arch}).encode_pair(
+        "ab", "c"
+    )
+    assert tokens == wanted and not any(types) and second == [len(wanted) - 2]

@@ -5,7 +5,7 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, TINY, save
 from tokenmill.model.families import find_family, gguf_facts, in_gguf, read_config
-from tokenmill.model.families.in_gguf import NEEDS
+from tokenmill.model.families.gguf_needs import NEEDS
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.relaid import RelaidCheckpoint, in_hugging_face_layout, in_layout
 from tokenmill.weights.write.convert import weights_of

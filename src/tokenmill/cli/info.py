@@ -1,21 +1,19 @@
 """`tokenmill info`: what is in a model."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from json import dumps, loads
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.models import find_path, looks_saved
+from tokenmill.cli.info_beside import show_beside
+from tokenmill.cli.models import find_path
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, write_text
 from tokenmill.errors import CheckpointError, PackedModelError
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.recommended import say
-from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
 
 if TYPE_CHECKING:
@@ -27,11 +25,10 @@ EXAMPLES = (
     "tokenmill info",
     "tokenmill info model.gguf --tensors",
     "tokenmill info owner/name --json",
+    "tokenmill info adapters/french",
     "tokenmill info tale.kv",
     "tokenmill info smollm2.aot",
 )
-
-_ROPE = re.compile(r"(?:dim|theta|kind)=[^,()]+")
 
 
 def command(
@@ -42,21 +39,16 @@ def command(
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type. Also of saved sessions.
+    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type. Or of adapters and sessions.
 
     Only headers are read; a model that is not on this machine is fetched first. Of a model that no program can run
     this shows what its files say, and why.
     """
     with held_interrupts():
-        from tokenmill.program.aot.manifest import MANIFEST
         from tokenmill.weights.checkpoint import open_checkpoint
         from tokenmill.weights.outline import read_outline
 
-    if (Path(model) / MANIFEST).is_file():
-        _show_code(Path(model), json)
-        return
-    if looks_saved(Path(model)):
-        _show_snapshot(Path(model), json)
+    if show_beside(Path(model), json):
         return
     with progress_on_stderr(quiet) as progress:
         path = find_path(model, progress)
@@ -90,29 +82,6 @@ def command(
         print_table("", rows, ("tensor", "shape", "type", "size"), expendable=("size",))
 
 
-def _show_snapshot(path: Path, json: bool) -> None:
-    from tokenmill.cache.header import read_session_facts
-
-    facts = read_session_facts(path)
-    facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}
-    if json:
-        print_json(facts)
-        return
-    usual = loads(dumps(asdict(SamplingParams())))
-    settings = {name: value for name, value in facts["sampling"].items() if value != usual.get(name)}
-    lines = (
-        ("tokens", f"{facts['num_tokens']}, rows of {facts['num_rows']}"),
-        ("model", facts["model"]),
-        ("fingerprint", ", ".join(f"{part} {digest}" for part, digest in facts["fingerprint"].items())),
-        ("rows", f"{facts['cache_format']} {facts['dtype']}, of weights in {facts['scheme']}, by {facts['program']}"),
-        ("rope", ", ".join(part.replace("=", " ") for part in _ROPE.findall(facts["rope"])) or "none"),
-        ("sampling", ", ".join(f"{name} {value}" for name, value in settings.items()) or "greedy"),
-        ("written by", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
-        ("on disk", size(facts["num_bytes"])),
-    )
-    print_table(str(path), lines)
-
-
 def _verify(path: Path, json: bool) -> None:
     """Read all of a packed model, or of each packed copy of a model; a damaged copy is deleted."""
     from tokenmill.loader.copies import copies, delete_copy, without_remedy
@@ -138,24 +107,6 @@ def _verify(path: Path, json: bool) -> None:
     else:
         lines = [f"{row['path']}: all checksums match, {size(row['num_bytes'])} of weights" for row in rows]
         echo("\n".join(lines) or f"{path} has no packed copy: nothing to verify")
-
-
-def _show_code(folder: Path, json: bool) -> None:
-    from tokenmill.program.aot.manifest import read_manifest
-
-    facts = read_manifest(folder)
-    if json:
-        print_json({**facts, "path": str(folder)})
-        return
-    lines = (
-        ("compiled code of", facts["source"]),
-        ("model", ", ".join(f"{part} {digest}" for part, digest in facts["model"].items())),
-        ("steps of", ", ".join(facts["kinds"])),
-        *((name, str(facts[name])) for name in ("dtype", "scheme", "cache_format", "fuse", "device", "processor")),
-        ("written by", f"tokenmill {facts['tokenmill']}, torch {facts['torch']}, {facts['compiler']}"),
-        ("on disk", size(facts["num_bytes"])),
-    )
-    print_table(str(folder), lines)
 
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from starlette.routing import compile_path
 
 from tokenmill.serve.http.errors import PLAIN, Refusals
-from tokenmill.serve.http.streams import EVENTS, LINES
-from tokenmill.serve.llama_cpp.parse import InfillBody, parse_infill
-from tokenmill.serve.llama_cpp.writer import InfillWriter
+from tokenmill.serve.http.streams import EVENTS, JSON, LINES
+from tokenmill.serve.llama_cpp.parse import InfillBody, LlamaBody, parse_infill
+from tokenmill.serve.llama_cpp.parse import parse_completion as parse_llama
+from tokenmill.serve.llama_cpp.writer import LlamaWriter
 from tokenmill.serve.messages.parse import MessagesBody, parse_messages
 from tokenmill.serve.messages.writer import MessagesWriter
 from tokenmill.serve.ollama.parse import OllamaChatBody, OllamaGenerateBody, parse_generate
@@ -53,7 +54,7 @@ class Route:
     """A route. do: gets a Call, and returns a response or its JSON; None for a route that generates, which has a parser
     and a writer. refuses: the statuses of its refusals, beside the statuses that any route may have. body, query, form:
     what it reads. told: what it does; the docstring of `do` where that says it. is_open: it wants no key. in_batches:
-    lines of batches may ask for it.
+    lines of batches may ask for it. kinds: the content types of its answers, beside a stream's.
     """
 
     method: str
@@ -70,6 +71,7 @@ class Route:
     is_open: bool = False
     is_hidden: bool = False
     in_batches: bool = False
+    kinds: tuple[str, ...] = (JSON,)
 
     def is_at(self, path: str) -> bool:
         """Return whether a path is this route's."""
@@ -100,7 +102,9 @@ GENERATING = (
           writer=MessagesWriter, told="Answer a conversation, as Anthropic's API does."),
     Route("POST", "/v1/responses", None, GENERATES, ResponsesBody, protocol=RESPONSES, parse=parse_responses,
           writer=ResponsesWriter, told="Answer a conversation, as OpenAI's responses do.", in_batches=True),
-    Route("POST", "/infill", None, GENERATES, InfillBody, parse=parse_infill, writer=InfillWriter,
+    Route("POST", "/completion", None, GENERATES, LlamaBody, parse=parse_llama, writer=LlamaWriter,
+          told="Continue a prompt, or several, as llama.cpp does."),
+    Route("POST", "/infill", None, GENERATES, InfillBody, parse=parse_infill, writer=LlamaWriter,
           told="Fill in a text between two others, as llama.cpp does."),
     Route("POST", "/api/chat", None, GENERATES, OllamaChatBody, protocol=OLLAMA, parse=parse_ollama_chat,
           writer=OllamaChatWriter, told="Answer a conversation, as Ollama does."),

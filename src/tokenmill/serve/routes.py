@@ -5,6 +5,8 @@ A route is a function that gets a Call and returns a response or its JSON.
 """
 
 from tokenmill.serve.facts import adapters, document, page, status, tokens
+from tokenmill.serve.http.streams import JSON, LINES, TEXT
+from tokenmill.serve.llama_cpp import facts as llama_cpp
 from tokenmill.serve.messages.parse import CountBody, parse_messages
 from tokenmill.serve.ollama import embed as ollama_embed
 from tokenmill.serve.ollama import routes as ollama
@@ -29,19 +31,22 @@ ROUTES = (
     Route("GET", "/api/ps", ollama.running, (400,), protocol=OLLAMA),
     Route("GET", "/api/version", ollama.version, (400,), protocol=OLLAMA),
     Route("POST", "/api/show", ollama.show, NAMED, ollama.OllamaModelBody, protocol=OLLAMA),
-    Route("POST", "/api/pull", ollama.pull, NAMED, ollama.OllamaModelBody, protocol=OLLAMA),
-    Route("POST", "/v1/load_lora_adapter", adapters.load, (*NAMED, 403, 409), adapters.LoadBody),
-    Route("POST", "/v1/unload_lora_adapter", adapters.unload, (*NAMED, 403), adapters.UnloadBody),
+    Route("POST", "/api/pull", ollama.pull, NAMED, ollama.OllamaModelBody, protocol=OLLAMA,
+          kinds=(JSON, LINES)),
+    Route("POST", "/v1/load_lora_adapter", adapters.load, (*NAMED, 403, 409), adapters.LoadBody, kinds=(TEXT,)),
+    Route("POST", "/v1/unload_lora_adapter", adapters.unload, (*NAMED, 403), adapters.UnloadBody, kinds=(TEXT,)),
     Route("POST", "/tokenize", tokens.tokenize, NAMED, tokens.TokenizeBody),
     Route("POST", "/detokenize", tokens.detokenize, NAMED, tokens.DetokenizeBody),
     Route("GET", "/tokenizer_info", tokens.tokenizer_info, (400,)),
+    Route("POST", "/apply-template", llama_cpp.apply_template, NAMED, tokens.TokenizeBody),
+    Route("GET", "/props", llama_cpp.props),
     Route("POST", "/v1/sessions/{name}/save", kept.save, (*KEPT, 408, 507), tokens.TokenizeBody),
     Route("POST", "/v1/sessions/{name}/restore", kept.restore, (*KEPT, 409)),
     Route("POST", "/v1/sessions/{name}/erase", kept.erase, (*KEPT, 409)),
     Route("POST", "/v1/files", kept.upload, (*NAMED, 507), form=kept.Upload),
     Route("GET", "/v1/files", kept.files, (400, 404), query=kept.FilesPage),
     Route("GET", "/v1/files/{name}", kept.file, (404,)),
-    Route("GET", "/v1/files/{name}/content", kept.content, (404,)),
+    Route("GET", "/v1/files/{name}/content", kept.content, (404,), kinds=("application/jsonl",)),
     Route("DELETE", "/v1/files/{name}", kept.delete, (404, 409)),
     Route("POST", "/v1/batches", kept.create_batch, (*NAMED, 503, 507), kept.BatchBody),
     Route("GET", "/v1/batches", kept.batches, (400, 404), query=kept.Page),
@@ -56,7 +61,7 @@ ROUTES = (
     Route("GET", "/ready", status.ready, (503,), is_open=True),
     Route("GET", "/load", status.load),
     Route("GET", "/server_info", status.server_info),
-    Route("GET", "/metrics", status.metrics),
+    Route("GET", "/metrics", status.metrics, kinds=(TEXT,)),
     Route("GET", "/version", status.version),
     Route("GET", "/v1/cache", page.cache, (503,)),
     Route("GET", "/", page.index, is_open=True, is_hidden=True),

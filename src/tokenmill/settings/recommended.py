@@ -28,6 +28,8 @@ OPENAI = Recommended({"temperature": 1.0}, "OpenAI's default")
 """Of /v1: OpenAI's API reference. Anthropic's Messages API has the same."""
 OLLAMA = Recommended({"temperature": 0.8, "top_k": 40, "top_p": 0.9}, "Ollama's default")
 """Of /api: DefaultOptions in Ollama's api/types.go, where repeat_penalty is 1.0, which is off."""
+LLAMA_CPP = Recommended({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}, "llama.cpp's default")
+"""Of /completion: common_params_sampling in llama.cpp's common/common.h."""
 OWN = "tokenmill's default"
 
 

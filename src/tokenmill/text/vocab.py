@@ -73,6 +73,8 @@ _WITHOUT_EFFECT = (
     *("ggml.normalizer.strip_accents", "huggingface.json", "rwkv.world"),
 )
 _PAIRS = {"bert": "bos $A eos $B:1 eos:1", "t5": "bos $A eos eos $B eos"}  # of BERT, and of XLM-RoBERTa
+_PAIRS_OF = {"modern-bert": "bos $A eos $B eos", "bert": "bos $A eos eos $B eos"}
+"""The pairs of encoders whose vocabulary is GPT-2's, by architecture: RoBERTa's files are BERT's."""
 _PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -110,7 +112,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
         backend.post_processor = processors.TemplateProcessing(
             single=" ".join(part for part in ("bos", "$A", "eos") if part in (*around, "$A")),
-            pair=_PAIRS.get(model) if len(around) == len(put) else None,
+            pair=_pairs(metadata, model) if len(around) == len(put) else None,
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
     suppressed = keys.token_ids("ggml.suppress_tokens")
@@ -166,6 +168,11 @@ def _tokens(keys: ValueReader) -> list[str]:
     if len(set(tokens)) != len(tokens):
         raise CheckpointError("tokenizer.ggml.tokens names a token twice")
     return tokens
+
+
+def _pairs(metadata: Mapping[str, Any], model: str) -> str | None:
+    """Find how two texts are put together that an encoder reads as a pair."""
+    return _PAIRS.get(model) or _PAIRS_OF.get(str(metadata.get("general.architecture")))
 
 
 def _named_ids(keys: ValueReader, model: str, count: int) -> dict[str, int]:

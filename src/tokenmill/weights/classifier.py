@@ -1,11 +1,11 @@
-"""The head of a model that scores texts, in a directory's files: matrices over one pooled row.
+"""The head of a model that scores texts: matrices over one pooled row.
 
 Each family has its own: a pooler and a classifier (BERT), two matrices of the classifier (RoBERTa), one with a norm
 behind it (ModernBERT), or one matrix over the row of the last token (decoders). The last matrix has a row for each
 label; a reranker has one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ import torch
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import find_family
+from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.dense_step import DenseStep, Floats, activation_of
-from tokenmill.weights.file_kind import DIRECTORY, file_kind
+from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import weight_files
 from tokenmill.weights.plain import PlainCheckpoint
 from tokenmill.weights.tied import is_classifier
@@ -64,7 +65,10 @@ class _NormStep:
 
 def classifier_of(path: Path) -> Classifier | None:
     """Read the head; None for a model without one. CheckpointError where a tensor of it is missing."""
-    if file_kind(path) != DIRECTORY or not is_classifier(config := read_json(path / "config.json")):
+    kind = file_kind(path)
+    if kind not in (DIRECTORY, PACKED):
+        return _of_gguf(path)
+    if kind == PACKED or not is_classifier(config := read_json(path / "config.json")):
         return None
     reader = ValueReader(config, str(path / "config.json"), CheckpointError)
     family, checkpoint = find_family(config), PlainCheckpoint(path, config, weight_files(path))
@@ -76,21 +80,42 @@ def classifier_of(path: Path) -> Classifier | None:
     if name == "modernbert":
         reader.expect("classifier_activation", "gelu")
     eps = reader.number("norm_eps", 1e-5)
-    steps = [_step(checkpoint, family.prefix, part, activation, eps) for part, activation in form]
-    last = steps[-1]
-    assert isinstance(last, DenseStep), "a classifier ends with a matrix"
-    return Classifier(pooling, tuple(steps), len(last.weight), _activation(reader))
+    steps = [
+        _step(checkpoint.path, part, _tensors(checkpoint, family.prefix, part), activation, eps)
+        for part, activation in form
+    ]
+    return Classifier(pooling, tuple(steps), _num_labels(steps), _activation(reader))
 
 
-def _step(checkpoint: PlainCheckpoint, prefix: str, part: str, activation: str, eps: float) -> Step:
-    found = {
+def _of_gguf(path: Path) -> Classifier | None:
+    """Read the head of a GGUF file, whose norm has llama.cpp's epsilon and whose score goes through a sigmoid."""
+    if (found := lookup(CHECKPOINT_CHECKS, "classifier", "reader")(path)) is None:
+        return None
+    pooling, form, tensors = found
+    steps = []
+    for part, activation in form:
+        own = {kind: tensors[name] for kind in ("weight", "bias") if (name := f"{part}.{kind}") in tensors}
+        steps.append(_step(path, part, own, activation, 1e-5))
+    return Classifier(pooling, tuple(steps), _num_labels(steps), "Sigmoid")
+
+
+def _num_labels(steps: Sequence[Step]) -> int:
+    assert isinstance(steps[-1], DenseStep), "a classifier ends with a matrix"
+    return len(steps[-1].weight)
+
+
+def _tensors(checkpoint: PlainCheckpoint, prefix: str, part: str) -> dict[str, Floats]:
+    return {
         kind: checkpoint.read(name).float().numpy()
         for kind in ("weight", "bias")
         for name in (f"{part}.{kind}", f"{prefix}{part}.{kind}")
         if name in checkpoint.shapes
     }
+
+
+def _step(path: Path, part: str, found: Mapping[str, Floats], activation: str, eps: float) -> Step:
     if "weight" not in found:
-        raise CheckpointError(f"{checkpoint.path} lacks a tensor of its classifier", missing=[f"{part}.weight"])
+        raise CheckpointError(f"{path} lacks a tensor of its classifier", missing=[f"{part}.weight"])
     if activation:
         return DenseStep(found["weight"], found.get("bias"), activation)
     return _NormStep(found["weight"], found.get("bias"), eps)

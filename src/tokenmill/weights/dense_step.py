@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError
+from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.files import weight_files
@@ -51,7 +52,14 @@ def activation_of(reader: ValueReader, key: str, name: object) -> str:
 
 
 def dense_step(folder: Path) -> DenseStep:
-    """Read the matrix of a folder. CheckpointError for tensors that do not fit its config and for other activations."""
+    """Read the matrix of a folder, or of a GGUF file, see TextPooling. CheckpointError for tensors that do not fit its
+    config and for other activations.
+    """
+    if folder.parent.is_file():
+        name = f"{folder.name}.weight"
+        return DenseStep(
+            lookup(CHECKPOINT_CHECKS, "matrices", "reader")(folder.parent, (name,))[name], None, "Identity"
+        )
     reader = ValueReader(read_json(folder / "config.json"), str(folder / "config.json"), CheckpointError)
     outputs, inputs, bias = reader.count("out_features"), reader.count("in_features"), reader.flag("bias", True)
     name = reader.text("activation_function", "torch.nn.modules.activation.Tanh")

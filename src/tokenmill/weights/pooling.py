@@ -43,8 +43,8 @@ class TextPooling:
 
     is_told: the files say it. prompts: by their names; default_prompt: the one that stands before a text unless another
     is asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. strips:
-    spaces around a text go. steps: the folder of each matrix by which a pooled vector is multiplied, in order, None for
-    a normalisation between them.
+    spaces around a text go. steps: the folder of each matrix by which a pooled vector is multiplied, in order, or its
+    name behind the path of a GGUF file; None for a normalisation between them.
     """
 
     pooling: str = "last"
@@ -67,8 +67,9 @@ def pooling_of(path: Path) -> TextPooling:
         return _of_directory(path) if has_modules(path) else TextPooling(**_prompts(path))
     if kind == PACKED:
         return _of_packed(path)
-    found = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
-    return TextPooling() if found is None else TextPooling(found, is_told=True)
+    found, matrices = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
+    steps = tuple(path / name for name in matrices)
+    return TextPooling() if found is None else TextPooling(found, is_told=True, steps=steps)
 
 
 def packed_pooling(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Client libraries that agents are made with: each runs its page of calls against a server with a script's answers.
 
 Those of Python have an environment of their own, libraries/requirements.txt: instructor, langchain-openai, litellm,
-pydantic-ai, Ollama's own client and langchain-ollama. Vercel's `ai` and Ollama's client are pinned in
-javascript/package.json.
+pydantic-ai, Ollama's own client, langchain-ollama, and the embeddings of langchain and llama-index. Vercel's `ai` and
+Ollama's client are pinned in javascript/package.json.
 """
 
 import json
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.clients
 
 HERE, REPOSITORY = Path(__file__).parent, Path(__file__).parents[3]
 SETTINGS = {"max_length": 4096, "max_sequences": 4, "cache_tokens": 16_384}
-NAMES = ("instructor", "langchain", "litellm", "pydantic_ai", "ollama", "langchain_ollama", "litellm_ollama")
+NAMES = (
+    *("instructor", "langchain", "litellm", "pydantic_ai", "ollama", "langchain_ollama", "litellm_ollama"),
+    "embeddings",
+)
 PARIS = {"name": "Paris", "population": 2_100_000}
 
 

@@ -43,7 +43,6 @@ REFUSED = [
     *((COMPLETION, {"logprobs": 21, "stream": stream}, "logprobs") for stream in (False, True)),
     *((CHAT, {"logprobs": True, "top_logprobs": 21, "stream": stream}, "top_logprobs") for stream in (False, True)),
     *((CHAT, {"logprobs": True, "top_logprobs": value}, "top_logprobs") for value in (-1, "2")),
-    (COMPLETION, {"use_beam_search": True, "n": 2}, "use_beam_search"),
     (CHAT, {"echo": True}, "echo"),
     (CHAT, {"prompt_token_ids": [1, 2]}, "prompt_token_ids"),
     (CHAT, {"messages": []}, "messages"),

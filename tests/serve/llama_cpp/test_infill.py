@@ -10,8 +10,8 @@ from tests.empty import check_empty
 from tests.serve.conftest import served
 from tokenmill import load
 from tokenmill.engine.outputs import Piece
-from tokenmill.serve.llama_cpp.parse import LineLimits
-from tokenmill.serve.llama_cpp.writer import Middle
+from tokenmill.serve.llama_cpp.parse import LlamaOptions
+from tokenmill.serve.llama_cpp.writer import LlamaText
 
 PRE, SUF, MID, PAD, REPO, FILE = range(257, 263)
 SETTINGS = {"max_length": 256, "max_sequences": 4, "block_size": 8, "dtype": "float32"}
@@ -123,7 +123,7 @@ def test_a_text_ends_with_the_marks_of_files(path, http):
     [
         (vscode(input_extra=[{"filename": "a"}]), "input_extra[0]"),
         (vscode(input_extra=[{"text": 3}]), "input_extra[0]"),
-        (vscode(lora=[{"id": 0, "scale": 0.5}]), "lora is not supported"),
+        (vscode(lora=[{"id": 0, "scale": 0.5}]), "is not supported"),
         ({"input_suffix": "x"}, "input_prefix"),
         (vscode(model="other"), "not served here"),
         (vscode(n_indent=-1), "n_indent"),
@@ -189,7 +189,7 @@ INDENTED = [
 @pytest.mark.parametrize("each", [1, 3, 100])
 @pytest.mark.parametrize(("text", "indent", "shown"), INDENTED)
 def test_lines_that_are_indented_too_little_end_it(text, indent, shown, each):
-    middle, seen = Middle(LineLimits(indent)), ""
+    middle, seen = LlamaText(LlamaOptions(indent)), ""
     for at in range(0, len(text), each):
         seen += middle.take(Piece(text[at : at + each], (1,)))
     assert seen == middle.text == shown and middle.is_over == (shown != text)
@@ -198,7 +198,7 @@ def test_lines_that_are_indented_too_little_end_it(text, indent, shown, each):
 def test_a_line_after_the_time_ends_it(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("tokenmill.serve.llama_cpp.writer.time.perf_counter", lambda: now[0])
-    middle, seen = Middle(LineLimits(max_ms=100.0)), ""
+    middle, seen = LlamaText(LlamaOptions(max_ms=100.0)), ""
     for piece, at in (("a\n", 0.0), ("b\n", 0.05), ("c", 0.2), ("d\ne", 0.3), ("f", 0.4)):
         now[0] = at
         seen += middle.take(Piece(piece, (1,)))

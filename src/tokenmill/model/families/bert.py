@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.in_gguf import PLAIN_MLP, QKV, GGUFKeys, InGGUF
+from tokenmill.model.families import Family, gguf_facts, sizes
+from tokenmill.model.families.in_gguf import CLASSIFIER, PLAIN_MLP, QKV, GGUFKeys, InGGUF
 
 _LAYER = "encoder.layer.{i}."
 _LAST = "norm{p} or layers.{i}.mlp_after_norm{p}"
@@ -88,30 +88,30 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "type_vocab_size": 2,
 }
-_STORED = {
+_TYPES = "token_types.weight"
+STORED = {
     "token_embd.weight": "embedding.weight",
-    "position_embd.weight": "position_embedding.weight",
-    "token_types.weight": "type_embedding.weight",
+    _TYPES: "type_embedding.weight",
     "token_embd_norm{p}": "embedding_norm{p}",
-    **QKV,
     "blk.{i}.attn_output{p}": "layers.{i}.attention.out{p}",
     "blk.{i}.attn_output_norm{p}": "layers.{i}.attention_after_norm{p}",
-    **PLAIN_MLP,
     "blk.{i}.layer_output_norm{p}": _LAST,
 }
+"""llama.cpp's names of tensors that BERT and Nomic Embed have in common."""
+_STORED = {**STORED, "position_embd.weight": "position_embedding.weight", **QKV, **PLAIN_MLP}
 
 
-def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+CAUSAL = {"attention.causal": False}
+
+
+def read_sizes(keys: GGUFKeys) -> dict[str, Any]:
     """Read BERT, and what is stored as BERT: RoBERTa and XLM-RoBERTa without the positions before the first."""
     sizes = keys.sizes()
     keys.expect("attention.head_count_kv", sizes["num_attention_heads"])
     keys.expect_head_dim(sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
-    return {
-        "model_type": keys.family,
-        **sizes,
-        "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
-        "type_vocab_size": keys.rows("token_types.weight"),
-    }
+    types = {"type_vocab_size": keys.rows(_TYPES)} if _TYPES in gguf_facts(keys.family).names else {}
+    eps = keys.positive("attention.layer_norm_epsilon")
+    return {"model_type": keys.family, **sizes, "layer_norm_eps": eps, **types}
 
 
 _OF_POOLERS = """directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
@@ -127,7 +127,7 @@ BERT = Family(
     ignored=("embeddings.position_ids",),
     further=HEADS,
     also=_OLDER,
-    gguf=InGGUF("bert", _STORED, _read_gguf, lambda _: {"attention.causal": False}, encodes=True),
+    gguf=InGGUF("bert", _STORED, read_sizes, lambda _: CAUSAL, ignored=CLASSIFIER, encodes=True),
 )
 ROBERTA = replace(
     BERT,

@@ -14,6 +14,8 @@ from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.bert import ENCODES
 from tokenmill.model.families.in_gguf import (
+    CLASSIFIER,
+    DENSE,
     FULL,
     SLIDING,
     GGUFKeys,
@@ -21,6 +23,7 @@ from tokenmill.model.families.in_gguf import (
     has_bias,
     like_llama,
     norms_less_one,
+    symmetric_window,
     window_metadata,
 )
 from tokenmill.model.families.llama import NAMES
@@ -99,7 +102,9 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Read Gemma 2 or 3. Two facts stand in llama.cpp's code, not in its files: the layers' windows, and the scale."""
+    """Read Gemma 2 or 3, and EmbeddingGemma. Two facts stand in llama.cpp's code, not in its files: the layers'
+    windows, and the scale.
+    """
     config, is_gemma2 = like_llama(keys) | has_bias(keys), keys.family == "gemma2"
     del config["hidden_act"]
     layers = config["num_hidden_layers"]
@@ -115,17 +120,27 @@ def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
         return config | {key: keys.positive(key, default) for key, default in _GEMMA2_SOFTCAPS.items()}
     cap = None if keys.take("final_logit_softcapping", 0.0) == 0 else keys.positive("final_logit_softcapping")
     local = keys.positive("rope.freq_base_swa", 10000.0)
-    return config | {"final_logit_softcapping": cap, "rope_local_base_freq": local}
+    config |= {"final_logit_softcapping": cap, "rope_local_base_freq": local}
+    if keys.arch != _EMBEDDING:
+        return config
+    for name in DENSE:  # whose shapes the tensors tell
+        for side in ("in", "out"):
+            keys.take(f"{name}_feat_{side}", None)
+    return config | {"use_bidirectional_attention": True}
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
+    """Make the keys of Gemma 2 or 3, or of EmbeddingGemma."""
     caps = {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logit_softcap}
     pairs = {key: value for key, value in caps.items() if value is not None}
     local = next((rope for rope, window in zip(model.ropes, model.windows, strict=False) if window is not None), None)
     pairs |= {} if local is None else {"rope.freq_base_swa": local.theta}
+    if model.both_ways:
+        return pairs | symmetric_window(model.windows) | {"general.architecture": _EMBEDDING}
     return pairs | window_metadata(model.windows, _PATTERNS[model.family])
 
 
+_EMBEDDING = "gemma-embedding"
 _STORED = norms_less_one()
 _TIED = {"eos_token_id": 1, "tie_word_embeddings": True}
 _SMALL = sizes(256000, 2304, 9216, 26, 8, 4, head_dim=256, context=8192)
@@ -171,7 +186,16 @@ GEMMA3 = replace(
         "rope_theta": 1e6,
     },
     nulls={},
-    gguf=InGGUF("gemma3", _STORED, _read_later_gguf, _metadata, needs=("no o_bias",), windows=lambda _: True),
+    gguf=InGGUF(
+        "gemma3",
+        _STORED,
+        _read_later_gguf,
+        _metadata,
+        ("rope_freqs.weight", *CLASSIFIER, *(f"{name}.weight" for name in DENSE)),
+        needs=("no o_bias",),
+        windows=lambda _: True,
+        encoder=_EMBEDDING,
+    ),
 )
 GEMMA3_VISION = replace(
     GEMMA3,

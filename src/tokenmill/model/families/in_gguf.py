@@ -16,7 +16,6 @@ import numpy as np
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ModelConfig
-from tokenmill.model.families.mixers_of import has_conv_biases, has_state_bias
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader
 
 
@@ -302,20 +301,15 @@ def expert_metadata(model: ModelConfig) -> dict[str, Any]:
     return {f"expert_{name}feed_forward_length": size for name, size in sizes.items() if size}
 
 
-NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
-    "biases": (lambda model: model.qkv_bias, "with biases"),
-    "no o_bias": (lambda model: not model.o_bias, "without a bias behind attention"),
-    "no mlp_bias": (lambda model: not model.mlp_bias, "without biases in the MLP"),
-    "no qk_norm": (lambda model: model.qk_norm is None, "without norms of Q and K"),
-    "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
-    "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
-    "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
-    "no state bias": (lambda model: not has_state_bias(model), "without biases in its mixers"),
-    "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
-    "conv bias": (has_conv_biases, "with convolution biases"),
-    "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
-}
-"""The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
+def symmetric_window(windows: Sequence[int | None]) -> dict[str, Any]:
+    """Make the keys of windows that reach as far before a token as behind it: llama.cpp counts both sides together."""
+    return window_metadata([window and 2 * (window - 1) for window in windows])
+
+
+CLASSIFIER = ("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", "cls.output.bias")
+"""The tensors of a head that scores texts; see weights/classifier.py."""
+DENSE = ("dense_2", "dense_3")
+"""The matrices by which a pooled vector is multiplied (EmbeddingGemma)."""
 
 
 @dataclass(frozen=True)
@@ -330,14 +324,14 @@ class InGGUF:
     names of older files, in the place of the names that fill the same parameter. ones: keys of multipliers, which its
     files have in the weights → the values that change nothing. lists: makes tensors that hold numbers of the config, by
     names that `ignored` has, too. zeros: makes the shapes of tensors that llama.cpp's loader wants and nothing reads,
-    which are written as zeros. encodes: whether tokens see later ones.
+    which are written as zeros. encodes: whether tokens see later ones. encoder: its name for models whose tokens do.
     """
 
     architecture: str
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     read: Callable[[GGUFKeys], dict[str, Any]] = like_llama_with_biases
     metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
-    ignored: tuple[str, ...] = ("rope_freqs.weight",)
+    ignored: tuple[str, ...] = ("rope_freqs.weight", *CLASSIFIER)
     needs: tuple[str, ...] = ()
     windows: Callable[[ModelConfig], bool] = lambda _: False
     yarn: tuple[str, ...] = ()
@@ -348,3 +342,4 @@ class InGGUF:
     lists: Callable[[ModelConfig], dict[str, list[float]]] = lambda _: {}
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda _: {}
     encodes: bool = False
+    encoder: str = ""

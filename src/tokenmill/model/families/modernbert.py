@@ -7,10 +7,22 @@ is Llama whose tokens see later ones.
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import ConfigReader
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.bert import ENCODES, HEADS, LIKE_BERT
-from tokenmill.model.families.in_gguf import FULL, SLIDING
+from tokenmill.model.families.bert import CAUSAL, ENCODES, HEADS, LIKE_BERT, STORED, read_sizes
+from tokenmill.model.families.in_gguf import (
+    CLASSIFIER,
+    FULL,
+    FUSED_QKV,
+    GATED,
+    SLIDING,
+    GGUFKeys,
+    InGGUF,
+    fused_qkv,
+    like_llama,
+    plain_mlp,
+    symmetric_window,
+)
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
 
@@ -56,6 +68,41 @@ def _nomic_bert(reader: ConfigReader) -> dict[str, Any]:
     return {**LIKE_BERT, "num_types": reader.count("type_vocab_size")}
 
 
+def _read_nomic_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = read_sizes(keys)
+    keys.expect("rope.dimension_count", keys.rotary(config["hidden_size"] // max(config["num_attention_heads"], 1)))
+    return config | {"hidden_act": "silu", "rope_theta": keys.positive("rope.freq_base", 10000.0)}
+
+
+def _read_modernbert_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Read ModernBERT. llama.cpp counts the layers of its pattern from a layer without a window on."""
+    config = read_sizes(keys)
+    keys.expect("rope.dimension_count", keys.rotary(config["hidden_size"] // max(config["num_attention_heads"], 1)))
+    keys.take("attention.layer_norm_rms_epsilon", None)  # the converter writes it beside the one that counts
+    num_layers, window = config["num_hidden_layers"], keys.window()
+    key = "attention.sliding_window_pattern"
+    each = keys.by_layer(key, num_layers)
+    if each is None:
+        every = keys.count(key, 3, 0, MAX_LAYERS)
+        each = [every == 0 or layer % every > 0 for layer in range(num_layers)]
+    types = [SLIDING if has_window and window else FULL for has_window in each]
+    return {
+        **{key: value for key, value in config.items() if key != "layer_norm_eps"},
+        "norm_eps": config["layer_norm_eps"],
+        "layer_types": types,
+        **({} if window is None else {"local_attention": window}),
+        "hidden_activation": keys.text("hidden_activation", "gelu"),
+        "global_rope_theta": keys.positive("rope.freq_base", 10000.0),
+        "local_rope_theta": keys.positive("rope.freq_base_swa", keys.positive("rope.freq_base", 10000.0)),
+    }
+
+
+def _modernbert_metadata(model: ModelConfig) -> dict[str, Any]:
+    local = next((rope for rope, window in zip(model.ropes, model.windows, strict=True) if window), None)
+    ropes = {} if local is None else {"rope.freq_base_swa": local.theta}
+    return {**CAUSAL, **symmetric_window(model.windows), **ropes, "hidden_activation": model.activation}
+
+
 def _eurobert(reader: ConfigReader) -> dict[str, Any]:
     return {**ENCODES, **reader.attention_bias(), "mlp_bias": reader.flag("mlp_bias")}
 
@@ -82,6 +129,19 @@ MODERNBERT = Family(
     },
     harmless=("layer_norm_eps", "position_embedding_type", *_TRAINED.split()),
     further=("head.", "decoder.", "classifier."),  # which guess words, or label texts
+    gguf=InGGUF(
+        "modern-bert",
+        {
+            **{name: target for name, target in fused_qkv(plain_mlp()).items() if not name.startswith("output{")},
+            "token_embd_norm{p}": "embedding_norm{p}",
+        },
+        _read_modernbert_gguf,
+        _modernbert_metadata,
+        ignored=CLASSIFIER,
+        needs=("no encoder biases", "no groups"),
+        windows=lambda _: True,
+        encodes=True,
+    ),
 )
 _OF_NOMIC = "encoder.layers.{i}."
 _NOMIC = {
@@ -124,6 +184,15 @@ NOMIC_BERT = Family(
     prefix="nomic_bert.",
     further=HEADS,
     also=_NOMIC_MODULES,
+    gguf=InGGUF(
+        "nomic-bert",
+        {**STORED, **FUSED_QKV, **GATED},
+        _read_nomic_gguf,
+        lambda _: CAUSAL,
+        ignored=CLASSIFIER,
+        needs=("no groups",),
+        encodes=True,
+    ),
 )
 EUROBERT = replace(
     Family(NAMES, _eurobert),
@@ -135,4 +204,5 @@ EUROBERT = replace(
     nulls={"num_key_value_heads": None, "head_dim": None},
     harmless=(*_TRAINED.split(), "bos_token", "clf_pooling", "eos_token", "is_causal", "mask_token", "pad_token"),
     further=(*HEADS, "dense."),
+    gguf=InGGUF("eurobert", read=like_llama, metadata=lambda _: CAUSAL, needs=("no encoder biases",), encodes=True),
 )

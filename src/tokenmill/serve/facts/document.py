@@ -105,7 +105,7 @@ def document_of(routes: List[Route], options: Options, names: List[str] = ()) ->
 def _operation(route: Route, options: Options) -> Json:
     """Describe a route: its parameters, its body, the statuses that it answers with, and whether it wants a key."""
     needs_key = bool(options.keys) and not route.is_open
-    kinds: Json = {"application/json": {"schema": {}}}
+    kinds: Json = {kind: {"schema": {}} for kind in route.kinds}
     if route.writer is not None:
         # Of no type: OpenAPI 3.1 does not say whether this is the schema of the whole stream or of each event.
         kind = route.protocol.stream
@@ -156,6 +156,8 @@ def _describe_body(schema: Json, models: List[str]) -> None:
         if field not in required and "type" in each:
             kept = {key: each.pop(key) for key in list(each) if key not in ("default", "title", "description")}
             each["anyOf"] = [kept, {"type": "null"}]
+        elif field not in required and {"type": "null"} not in each.get("anyOf", [{"type": "null"}]):
+            each["anyOf"].append({"type": "null"})
     if "model" in properties:
         properties["model"] = {"enum": [*models] if "model" in required else [*models, None]}
 

@@ -17,7 +17,7 @@ from tokenmill.serve.http.errors import EngineDied, Json
 from tokenmill.serve.loop.service import Call
 from tokenmill.serve.messages.parse import FOREIGN
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.settings.recommended import OLLAMA, OPENAI, in_force
+from tokenmill.settings.recommended import LLAMA_CPP, OLLAMA, OPENAI, in_force
 from tokenmill.version import __version__
 
 ANTHROPIC = "anthropic-version"  # a header of Anthropic's clients
@@ -64,7 +64,7 @@ async def server_info(call: Call) -> Json:
         },
         "sampling": {
             path: {name: found._asdict() for name, found in in_force(loaded.generation_defaults, protocol).items()}
-            for path, protocol in {"/v1": OPENAI, "/api": OLLAMA}.items()
+            for path, protocol in {"/v1": OPENAI, "/api": OLLAMA, "/completion": LLAMA_CPP}.items()
         },
     }
 

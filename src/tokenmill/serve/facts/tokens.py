@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pydantic import model_validator
 from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
@@ -10,12 +11,14 @@ from tokenmill.serve.loop.service import Call
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.fields import Body, Int64, ListOf, Messages, also, unknown_in
 from tokenmill.serve.request.prompt import conversation_prompt, template_warnings, unknown_warnings
-from tokenmill.text.token_bytes import spelled_texts
+from tokenmill.text.token_bytes import bytes_of_each, spelled_texts
 from tokenmill.text.tokenizer import Tokenizer
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a prompt, or the messages of a conversation."""
+    """POST /tokenize: a prompt, or the messages of a conversation. content: a prompt, to which no special tokens are
+    added unless that is asked for; with_pieces: each token with its text: llama.cpp's fields.
+    """
 
     UNSERVED = Body.UNSERVED | {"chat_template": ()}
 
@@ -27,6 +30,16 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: ListOf[dict[str, Any]] | None = None
     return_token_strs: bool = True
+    content: str | None = None
+    with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _as_prompt(self) -> "TokenizeBody":
+        if self.content is not None and self.prompt is None:
+            self.prompt = self.content
+            if "add_special_tokens" not in self.model_fields_set:
+                self.add_special_tokens = False
+        return self
 
     def check(self) -> None:
         """Raise ApiError, see Body."""
@@ -129,7 +142,12 @@ def _ask(body: TokenizeBody) -> Ask:
 def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
     ids = encode(engine, body)
     texts = spelled_texts(engine.tokenizer, ids) if body.return_token_strs else None
-    found = {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
+    shown: Any = ids
+    if body.with_pieces:
+        different = list(dict.fromkeys(ids))
+        pieces = dict(zip(different, bytes_of_each(_tokenizer(engine), different), strict=True))
+        shown = [{"id": token, "piece": _piece(pieces[token])} for token in ids]
+    found = {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": shown, "token_strs": texts}
     return JSONResponse(found | warnings_for(engine, body))
 
 
@@ -137,7 +155,16 @@ def _detokenized(engine: Engine, body: DetokenizeBody) -> Response:
     tokenizer = _tokenizer(engine)
     with about("tokens"):
         ids = engine.encode(body.tokens) if body.tokens else []
-    return JSONResponse({"prompt": tokenizer.decode(ids, False), **warnings_for(engine, body)})
+    text = tokenizer.decode(ids, False)
+    return JSONResponse({"prompt": text, "content": text, **warnings_for(engine, body)})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """Write the text of a token; its bytes where they are no whole characters."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
 
 
 def _tokenizer(engine: Engine) -> Tokenizer:

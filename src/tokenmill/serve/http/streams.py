@@ -9,6 +9,8 @@ import pydantic_core
 from tokenmill.text.json_lines import ESCAPED
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"  # the kinds of streams
+JSON = "application/json"
+TEXT = "text/plain"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment among server-sent events
 PING = "tokenmill.ping"
 """The key of bytes that may be written between two events of a stream. Whether a client is still there that has closed

@@ -1,75 +1,196 @@
-"""The body of llama.cpp's POST /infill becomes an Ask, as llama.vscode, llama.vim and minuet send it.
+"""The bodies of llama.cpp's POST /completion and POST /infill become Asks.
 
-llama.cpp's options of how it computes change nothing here. Without a temperature the likeliest token is taken: editors
-send top_k, top_p and a sampler of llama.cpp's own, after which little else is left.
+llama.cpp's clients send many options in one body, under the names of several servers at once: of names that mean the
+same, llama.cpp's counts, and a field that means nothing here is named in a warning. What llama.cpp's options ask of
+how it computes changes nothing.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field
 
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, about
 from tokenmill.serve.request.ask import Ask
-from tokenmill.serve.request.fields import SETTINGS, Body, ListOf, Settings, also
+from tokenmill.serve.request.fields import NEEDS, SETTINGS, Body, ListOf, NumTop, Settings, also
 from tokenmill.serve.request.fields import Int64 as Whole
 from tokenmill.serve.request.prompt import Model
+from tokenmill.settings.recommended import LLAMA_CPP
 from tokenmill.text.infill import NO_MARKS, Infill
 from tokenmill.value_reader import brief
 
 IGNORED = frozenset(
-    """id_slot cache_prompt samplers t_max_prompt_ms n_probs n_keep n_discard min_keep post_sampling_probs
-    timings_per_token return_tokens response_fields speculative.n_max speculative.n_min
-    speculative.p_min n_cache_reuse""".split()
+    """id_slot slot_id cache_prompt t_max_prompt_ms n_keep n_discard min_keep speculative.n_max speculative.n_min
+    speculative.p_min n_cache_reuse mirostat_tau mirostat_eta dynatemp_exponent adaptive_decay""".split()
 )
-"""llama.cpp's options that say how it computes, or what else it tells; nothing of the text depends on them here."""
+"""llama.cpp's options that say how it computes, or how a sampler does that is not served; no text depends on them."""
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+"""llama.cpp's samplers → the settings without it. A body that lists samplers leaves out the others."""
+NO_SAMPLING = {"mirostat": (0,), "typical_p": (0, 1), "dynatemp_range": (0,), "adaptive_target": ()}
+"""Options of samplers that are not served → the values that ask for nothing; any number below 0 does for the last."""
 
 
 @dataclass(frozen=True)
-class LineLimits:
-    """Where an answer ends beside its tokens. indent: the blanks with which each further line must begin; max_ms: the
-    time after which it ends with the next line; 0 for none.
+class LlamaOptions:
+    """The options of a body that its writer reads. indent: the blanks with which each further line must begin; max_ms:
+    the time after which an answer ends with the next line; 0 for none. times_each: each event has the timings. fields:
+    the wanted ones of the last object, as paths; all of it without a path.
     """
 
     indent: int = 0
     max_ms: float = 0.0
+    times_each: bool = False
+    fields: tuple[str, ...] = ()
 
 
-class InfillBody(Settings):
-    """POST /infill. input_extra: other files, {"filename": …, "text": …}. prompt: the end of the text before. n_indent,
-    t_max_predict_ms: see LineLimits.
+class LlamaFields(Settings):
+    """The fields of both routes. n_probs: likeliest tokens that are told at each token. samplers: those that are used;
+    their order is our own. n_indent, t_max_predict_ms: see LlamaOptions. response_fields: see LlamaOptions.fields.
     """
 
-    UNSERVED: ClassVar = Body.UNSERVED | {"lora": ([],)}
+    UNSERVED: ClassVar = Body.UNSERVED | NO_SAMPLING | {"lora": ([],), "post_sampling_probs": (False,)}
+
+    stream: bool = False
+    return_progress: bool = False
+    max_tokens: Whole | None = also("n_predict", "max_tokens", *SETTINGS["max_new_tokens"].http_aliases[1:])
+    logit_bias: dict[str, Any] | list[Any] | None = None
+    n_probs: NumTop = 0
+    samplers: ListOf[str] | None = None
+    timings_per_token: bool = False
+    response_fields: ListOf[str] = Field(default_factory=list)
+    n_indent: Annotated[int, Field(ge=0)] = 0
+    t_max_predict_ms: Annotated[float, Field(ge=-1)] = 0.0
+
+    def check(self) -> None:
+        """Raise ApiError for a field that asks for what is not served."""
+        given = self.model_extra or {}
+        for name, nothing in self.UNSERVED.items():
+            value = given.get(name)
+            if value is None or value in nothing or (name == "adaptive_target" and _is_below_0(value)):
+                continue
+            why = f": {NEEDS[name]}" if name in NEEDS else ""
+            raise ApiError(400, f"{name} = {brief(value)} is not supported{why}", name, "unsupported_parameter")
+
+    @property
+    def unknown(self) -> list[str]:
+        """Return the names of unknown fields; another name of a known one is none."""
+        aliases = [getattr(field.validation_alias, "choices", ()) for field in type(self).model_fields.values()]
+        known = IGNORED.union(*aliases)
+        return [name for name in super().unknown if name not in known]
+
+
+class LlamaBody(LlamaFields):
+    """POST /completion. prompt: a text; token ids, among which texts may be; or a list of prompts."""
+
+    prompt: str | list[Any] | dict[str, Any]
+
+
+class InfillBody(LlamaFields):
+    """POST /infill. input_extra: other files, {"filename": …, "text": …}. prompt: the end of the text before."""
 
     input_prefix: str
     input_suffix: str
     input_extra: ListOf[dict[str, Any]] = Field(default_factory=list)
     prompt: str = ""
-    stream: bool = False
-    return_progress: bool = False
-    max_tokens: Whole | None = also("max_tokens", *SETTINGS["max_new_tokens"].http_aliases)
-    n_indent: Annotated[int, Field(ge=0)] = 0
-    t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0
+
+
+def parse_completion(body: LlamaBody, model: Model) -> Ask:
+    """Read a prompt, or several, that are continued."""
+    ask = _begun(body, model)
+    ask.defaults = LLAMA_CPP
+    for name in SAMPLERS.keys() - set(SAMPLERS if body.samplers is None else body.samplers):
+        ask.sampling |= SAMPLERS[name]
+    given, many = body.prompt, isinstance(body.prompt, list) and not any(isinstance(each, int) for each in body.prompt)
+    ask.prompts = (
+        [_prompt(each, model) for each in given] if many and isinstance(given, list) else [_prompt(given, model)]
+    )
+    if not ask.prompts:
+        raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
+    return ask
 
 
 def parse_infill(body: InfillBody, model: Model) -> Ask:
-    """Read what stands around a text that is filled in."""
-    model.check_name(body.model)
-    body.check()
-    unknown = [name for name in body.unknown if name not in IGNORED]
-    model.check_known(unknown)
+    """Read what stands around a text that is filled in. Without a temperature the likeliest token is taken: editors
+    send top_k, top_p and a sampler of llama.cpp's own, after which little else is left.
+    """
+    ask = _begun(body, model)
     if not model.fills_in:
         raise ApiError(400, NO_MARKS, "model", "not_supported")
-    ask = Ask(
-        stream=body.stream, unknown=unknown, own=LineLimits(body.n_indent, body.t_max_predict_ms), only_prompts=True
-    )
-    ask.take(body)
     ask.sampling.setdefault("temperature", 0.0)
-    ask.sampling["max_new_tokens"] = -1 if body.max_tokens is None else body.max_tokens
     files = tuple(_file(each, f"input_extra[{number}]") for number, each in enumerate(body.input_extra))
     ask.infill = Infill(body.input_prefix + body.prompt, body.input_suffix, files)
     return ask
+
+
+def _begun(body: LlamaFields, model: Model) -> Ask:
+    """Check a body, and read what both routes have."""
+    model.check_name(body.model)
+    body.check()
+    model.check_known(body.unknown)
+    options = LlamaOptions(
+        body.n_indent, max(body.t_max_predict_ms, 0.0), body.timings_per_token, tuple(body.response_fields)
+    )
+    ask = Ask(stream=body.stream, unknown=body.unknown, own=options, only_prompts=True, max_tokens_field="n_predict")
+    ask.take(body)
+    ask.wants_progress = body.return_progress
+    ask.sampling["max_new_tokens"] = -1 if body.max_tokens is None else body.max_tokens
+    ask.sampling["logprobs"] = body.n_probs or None
+    if isinstance(body.stop, list):
+        ask.sampling["stop"] = [word for word in body.stop if word]
+    if body.logit_bias is not None:
+        ask.sampling["logit_bias"] = dict(_biases(body.logit_bias, model))
+    return ask
+
+
+def _prompt(given: Any, model: Model) -> str | list[int]:
+    """Read one prompt."""
+    if isinstance(given, dict) and isinstance(given.get("prompt_string"), str):
+        if given.get("multimodal_data"):
+            raise ApiError(400, "multimodal_data is not supported: the model reads text alone", "prompt")
+        given = given["prompt_string"]
+    parts = given if isinstance(given, list) else [given]
+    if not all(isinstance(part, str | int) and not isinstance(part, bool) for part in parts):
+        raise ApiError(400, f"prompt = {brief(given)} is not allowed: a text, or token ids and texts", "prompt")
+    if isinstance(given, str) or all(isinstance(part, int) for part in parts):
+        return cast("str | list[int]", given)
+    ids = list[int]()
+    for part in parts:
+        ids += [part] if isinstance(part, int) else _ids(part, model, begins=not ids)
+    return ids
+
+
+def _ids(text: str, model: Model, *, begins: bool = False) -> list[int]:
+    tokenizer = model.loaded.tokenizer
+    if tokenizer is None:
+        raise ApiError(400, "this model has no tokenizer, so give token ids", "prompt")
+    with about("prompt"):
+        return list(tokenizer.encode(text, begins))
+
+
+def _biases(given: Mapping[str, Any] | list[Any], model: Model) -> Iterator[tuple[Any, Any]]:
+    """Read biases of token ids, or of each token of a text; false forbids a token."""
+    for each in given.items() if isinstance(given, Mapping) else given:
+        if not isinstance(each, list | tuple) or len(each) != 2:
+            raise ApiError(400, f"logit_bias: {brief(each)} is not allowed: a token and its bias", "logit_bias")
+        token, bias = each
+        amount = float("-inf") if bias is False else bias
+        is_id = isinstance(token, int) or (isinstance(given, Mapping) and str(token).isdecimal())
+        for number in [token] if is_id else _ids(str(token), model):
+            yield str(number), amount
+
+
+def _is_below_0(value: Any) -> bool:
+    return isinstance(value, int | float) and value < 0
 
 
 def _file(given: dict[str, Any], where: str) -> tuple[str, str]:

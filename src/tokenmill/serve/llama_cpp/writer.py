@@ -1,26 +1,33 @@
-"""The answers of POST /infill, in the form of llama.cpp's completions."""
+"""The answers of POST /completion and POST /infill, in llama.cpp's form."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
+from dataclasses import asdict
 from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.http.errors import Json
-from tokenmill.serve.llama_cpp.parse import LineLimits
+from tokenmill.serve.llama_cpp.parse import LlamaOptions
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
-from tokenmill.serve.request.writer import Writer
+from tokenmill.serve.request.writer import Writer, finite
+from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.token_bytes import Spelling
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit"}
+NAMES = {"max_new_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
+"""Our settings → llama.cpp's."""
 
 
-class Middle:
-    """One text that is filled in, as far as it has come. is_over: nothing more of it is wanted."""
+class LlamaText:
+    """One text, as far as it has come. is_over: nothing more of it is wanted."""
 
-    def __init__(self, limits: LineLimits) -> None:
-        self._limits = limits
-        self.text, self.num_tokens, self.stop, self.word = "", 0, "", ""
+    def __init__(self, options: LlamaOptions) -> None:
+        self._options = options
+        self.text, self.tokens, self.stop, self.word = "", list[int](), "", ""
+        self.probabilities = list[Json]()
         self.begun_s: float | None = None
         self.is_over = False
 
@@ -29,7 +36,8 @@ class Middle:
         if self.is_over:
             return ""
         self.begun_s = time.perf_counter() if self.begun_s is None else self.begun_s
-        before, self.num_tokens = len(self.text), self.num_tokens + len(piece.tokens)
+        before = len(self.text)
+        self.tokens += piece.tokens
         self.text += piece.text
         if piece.done is not None:
             self.stop, self.is_over = STOPS.get(piece.done.finish_reason, "limit"), True
@@ -39,15 +47,15 @@ class Middle:
 
     def _end_by_limits(self, before: int) -> None:
         """End the text before a line that is indented too little, or with a line after the time is over."""
-        at = self.text.find("\n", max(before - self._limits.indent - 1, 0))
-        while self._limits.indent and at >= 0:
+        at = self.text.find("\n", max(before - self._options.indent - 1, 0))
+        while self._options.indent and at >= 0:
             line = self.text[at + 1 :]
             blanks = len(line) - len(line.lstrip(" \t"))
-            if blanks < self._limits.indent and blanks < len(line):
+            if blanks < self._options.indent and blanks < len(line):
                 self._end(max(at + 1 + blanks, before))
                 return
             at = self.text.find("\n", at + 1)
-        late = self._limits.max_ms and 1e3 * (time.perf_counter() - (self.begun_s or 0.0)) > self._limits.max_ms
+        late = self._options.max_ms and 1e3 * (time.perf_counter() - (self.begun_s or 0.0)) > self._options.max_ms
         if late and not self.is_over and (end := self.text.find("\n", before)) >= 0:
             self._end(end)
 
@@ -55,54 +63,83 @@ class Middle:
         self.text, self.stop, self.is_over = self.text[:at], "limit", True
 
 
-class InfillWriter(Writer):
-    """The writer of /infill. Several texts are a list of objects, as in llama.cpp."""
+class LlamaWriter(Writer):
+    """The writer of both routes. Several texts are a list of objects, as in llama.cpp."""
 
-    prefix = "infill-"
+    prefix = "cmpl-"
 
     def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
         super().__init__(ask, prepared, *more)
+        self._options: LlamaOptions = ask.own
         self._ready_s = time.perf_counter()
-        self._texts = [Middle(ask.own) for _ in prepared.request.sequences]
+        self._texts = [LlamaText(ask.own) for _ in prepared.request.sequences]
+        self._spellings = [self._spelling(index) for index in range(len(self._texts))]
 
     @property
     def is_enough(self) -> bool:  # type: ignore[override]
         return all(each.is_over for each in self._texts)
 
     def note(self, piece: Piece) -> None:
+        self._texts[piece.index].probabilities += self._probabilities(piece)
         self._texts[piece.index].take(piece)
 
     def answer(self, completions: List[Completion]) -> Json:
-        found = [self._final(index) for index in range(len(self._texts))]
+        found = []
+        for index, text in enumerate(self._texts):
+            told = {"completion_probabilities": text.probabilities} if text.probabilities else {}
+            tokens = text.tokens if self._ask.wants_ids and not self._prepared.only_prompts else []
+            found.append(self._chosen(self._final(index) | {"tokens": tokens} | told))
         return found[0] if len(found) == 1 else found  # type: ignore[return-value]
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         text = self._texts[piece.index]
         if text.is_over:
             return
+        probabilities = self._probabilities(piece)
         shown = text.take(piece)
-        if shown and not self._prepared.only_prompts:
-            yield {"index": piece.index, "content": shown, "tokens": list(piece.tokens), "stop": False}
+        if (shown or probabilities) and not self._prepared.only_prompts:
+            told = {"completion_probabilities": probabilities} if probabilities else {}
+            timings = {"timings": self._timings(piece.index)} if self._options.times_each else {}
+            new = {"content": shown, "tokens": list(piece.tokens), "tokens_predicted": len(text.tokens)}
+            yield {**self._silent, "index": piece.index, **new, **told, **timings}
         if text.is_over:
-            yield self._final(piece.index) | {"content": ""}
+            yield self._chosen(self._final(piece.index) | {"content": ""})
+
+    @property
+    def _silent(self) -> Json:
+        counts = {"tokens_predicted": 0, "tokens_evaluated": self._num_prompt}
+        return {"index": 0, "content": "", "tokens": [], "stop": False, "id_slot": 0, **counts}
 
     @property
     def _progress_chunk(self) -> Json:
-        return {"index": 0, "content": "", "tokens": [], "stop": False}
+        return self._silent
 
     def _pass_over(self, piece: Piece) -> None:
-        self._texts[piece.index].take(piece)
+        self.note(piece)
+
+    def _spelling(self, index: int) -> Spelling:
+        prompt, skips = self._prepared.prompts[index // self._prepared.num_each], False
+        return Spelling(self._tokenizer, prompt, skip_special=skips)
+
+    def _probabilities(self, piece: Piece) -> list[Json]:
+        """Write each token of a piece with its log-probability and the likeliest ones in its place, if wanted."""
+        found = []
+        for token, entry in zip(piece.tokens, piece.logprobs or (), strict=False):
+            found.append(self._probability(self._spellings[piece.index], token, entry))
+            self._spellings[piece.index].go_on(token)
+        return found
+
+    def _probability(self, spelling: Spelling, token: int, entry: TokenLogprobs) -> Json:
+        def told(token: int, value: float) -> Json:
+            spelled = {"token": spelling.text(token), "bytes": list(spelling.bytes(token))}
+            return {"id": token, **spelled, "logprob": value}
+
+        return told(token, entry.logprob) | {"top_logprobs": [told(*each) for each in entry.top]}
 
     def _final(self, index: int) -> Json:
-        text, ended_s = self._texts[index], time.perf_counter()
-        begun_s = ended_s if text.begun_s is None else text.begun_s
-        num_new = 0 if self._prepared.only_prompts else text.num_tokens
-        times = {"prompt": (self._num_prompt - self._num_cached, 1e3 * (begun_s - self._ready_s))}
-        times["predicted"] = (num_new, 1e3 * (ended_s - begun_s))
-        told: Json = {"cache_n": self._num_cached}
-        for name, (number, ms) in times.items():
-            each, rate = (ms / number if number else 0.0), (1e3 * number / ms if ms else 0.0)
-            told |= {f"{name}_n": number, f"{name}_ms": ms, f"{name}_per_token_ms": each, f"{name}_per_second": rate}
+        text = self._texts[index]
+        prompt = self._prepared.prompts[index // self._prepared.num_each]
+        num_new = 0 if self._prepared.only_prompts else len(text.tokens)
         return {
             "index": index,
             "content": "" if self._prepared.only_prompts else text.text,
@@ -111,13 +148,47 @@ class InfillWriter(Writer):
             "stop": True,
             "model": self._model,
             "tokens_predicted": num_new,
-            "tokens_evaluated": self._num_prompt,
-            "generation_settings": {"temperature": self._ask.sampling.get("temperature")},
+            "tokens_evaluated": len(prompt),
+            "generation_settings": self._settings(index),
+            "prompt": "" if self._tokenizer is None else self._tokenizer.decode(prompt, False),
             "has_new_line": "\n" in text.text,
             "truncated": self._ask.is_cut,
             "stop_type": text.stop or "limit",
             "stopping_word": text.word,
-            "tokens_cached": self._num_prompt + num_new,
-            "timings": told,
+            "tokens_cached": len(prompt) + num_new,
+            "timings": self._timings(index),
             **self._warning_fields(),
         }
+
+    def _settings(self, index: int) -> Json:
+        """Write the settings of a text that are not what they are for every text, by llama.cpp's names."""
+        params, usual = self._prepared.request.sequences[index].choosing.params, SamplingParams()
+        shown = {name: value for name, value in asdict(params).items() if value != getattr(usual, name)}
+        shown |= {name: getattr(params, name) for name in ("max_new_tokens", "seed", "temperature", "top_k", "top_p")}
+        told: Json = finite({NAMES.get(name, name): value for name, value in shown.items()})
+        return told | {"stream": self._ask.stream}
+
+    def _timings(self, index: int) -> Json:
+        text, ended_s = self._texts[index], time.perf_counter()
+        begun_s = ended_s if text.begun_s is None else text.begun_s
+        num_new = 0 if self._prepared.only_prompts else len(text.tokens)
+        times = {"prompt": (self._num_prompt - self._num_cached, 1e3 * (begun_s - self._ready_s))}
+        times["predicted"] = (num_new, 1e3 * (ended_s - begun_s))
+        told: Json = {"cache_n": self._num_cached}
+        for name, (number, ms) in times.items():
+            each, rate = (ms / number if number else 0.0), (1e3 * number / ms if ms else 0.0)
+            told |= {f"{name}_n": number, f"{name}_ms": ms, f"{name}_per_token_ms": each, f"{name}_per_second": rate}
+        return told
+
+    def _chosen(self, final: Json) -> Json:
+        """Return the wanted fields of the last object, each by the last name of its path; all of it without a path."""
+        if not self._options.fields:
+            return final
+        found: Json = {}
+        for path in self._options.fields:
+            value: Any = final
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if value is not None:
+                found[path.split("/")[-1]] = value
+        return found

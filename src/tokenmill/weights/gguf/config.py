@@ -141,7 +141,9 @@ def _yarn_numbers(keys: GGUFKeys, stretch: float) -> dict[str, float]:
 
 
 def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
-    keys.expect("attention.causal", not gguf_facts(keys.family).encodes)
+    facts = gguf_facts(keys.family)
+    keys.expect("attention.causal", not (facts.encodes or keys.arch == facts.encoder))
+    keys.read.update(keys.name(f"classifier.{key}") for key in ("output_labels", "pooling_type"))  # see pooling.py
     keys.take("pooling_type", None)  # see pooling.py
     keys.take("tensor_data_layout", None)  # a remark about where the file came from
     vocab_size = keys.rows("token_embd.weight")

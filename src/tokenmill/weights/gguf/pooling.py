@@ -1,20 +1,61 @@
-"""The pooling that a GGUF file names in its header, by llama.cpp's number."""
+"""The parts of a GGUF file that make vectors and scores: pooling, the matrices behind it, a reranker's head."""
 
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from tokenmill.errors import CheckpointError
+from tokenmill.model.families.in_gguf import CLASSIFIER, DENSE
 from tokenmill.value_reader import brief
+from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.header import read_header
+from tokenmill.weights.gguf.tensors import load
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's enum llama_pooling_type
+RANK = 4  # of the same: the file scores texts
+TANH, GELU, NORM, NONE = "Tanh", "GELU", "", "Identity"
+Tensors = dict[str, NDArray[np.float32]]
 
 
-def pooling_of_file(path: Path) -> str | None:
-    """Read the pooling; None where the header has none. CheckpointError for a number that is not known."""
-    metadata = read_header(path).metadata
-    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    if number in (None, 0):
-        return None
+def pooling_of_file(path: Path) -> tuple[str | None, tuple[str, ...]]:
+    """Read the pooling, None where the header has none, and the names of matrices by which a pooled vector is
+    multiplied. CheckpointError for a number that is not known.
+    """
+    header = read_header(path)
+    number = header.metadata.get(f"{header.metadata.get('general.architecture')}.pooling_type")
+    if number in (None, 0, RANK):
+        return None, ()
     if type(number) is not int or number not in POOLINGS:
         raise CheckpointError(f"{path} has pooling_type {brief(number)}; known are {', '.join(map(str, POOLINGS))}")
-    return POOLINGS[number]
+    return POOLINGS[number], tuple(name for name in DENSE if f"{name}.weight" in header.tensors)
+
+
+def matrices_of_file(path: Path, names: tuple[str, ...]) -> Tensors:
+    """Read the tensors of these names that a file has, dequantised, by name."""
+    checkpoint, found = GGUFCheckpoint(path), read_header(path).tensors
+    return {name: load(checkpoint, found[name], torch.float32).numpy() for name in names if name in found}
+
+
+def classifier_of_file(path: Path) -> tuple[str, list[tuple[str, str]], Tensors] | None:
+    """Read a reranker's head: the pooling before it, its parts in order with what follows each, and its tensors; None
+    for a model without one.
+
+    A decoder with two labels, "yes" and "no" of Qwen3-Reranker, has none of its own: they are rows of its head.
+    """
+    header = read_header(path)
+    arch, labels = str(header.metadata.get("general.architecture")), header.tensors.get("cls.output.weight")
+    encodes = not header.metadata.get(f"{arch}.attention.causal", True)
+    if labels is None or (not encodes and labels.shape[0] == 2):
+        return None
+    has_first = "cls.weight" in header.tensors
+    if arch == "bert" and not has_first:
+        lost = "the matrix before its last one: llama.cpp's converter leaves out the pooler of BERT"
+        raise CheckpointError(f"{path} scores texts and lacks {lost}; give the directory that it was made of")
+    first = [("cls", GELU if arch == "modern-bert" else TANH)] if has_first else []
+    norm = [("cls.norm", NORM)] if "cls.norm.weight" in header.tensors else []
+    pooling = "cls" if encodes else "last"
+    if arch == "modern-bert":  # llama.cpp takes the mean where the header says nothing
+        pooling = POOLINGS.get(header.metadata.get(f"{arch}.classifier.pooling_type", 1), "cls")
+    return pooling, [*first, *norm, ("cls.output", NONE)], matrices_of_file(path, CLASSIFIER)

@@ -26,7 +26,7 @@ def read(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype | None, rows:
     """See Checkpoint."""
     if name in checkpoint.numbers:
         return torch.tensor([checkpoint.numbers[name]])
-    return _load(checkpoint, _stretch(checkpoint.infos[name], rows), dtype or torch.float32)
+    return load(checkpoint, _stretch(checkpoint.infos[name], rows), dtype or torch.float32)
 
 
 def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Stored | None:
@@ -61,7 +61,7 @@ def _joined(num_rows: int, parts: Iterable[Stored]) -> Stored:
 def _codes(checkpoint: GGUFCheckpoint, info: TensorInfo) -> Stored:
     if info.type in KINDS:
         return decode(checkpoint.raw(info), info.type)
-    return round_to_nearest(_load(checkpoint, info, torch.float32), 8, quick=True)
+    return round_to_nearest(load(checkpoint, info, torch.float32), 8, quick=True)
 
 
 def mapped(checkpoint: GGUFCheckpoint, name: str) -> tuple[Tensor, Any]:
@@ -73,7 +73,7 @@ def mapped(checkpoint: GGUFCheckpoint, name: str) -> tuple[Tensor, Any]:
     return rows, partial(_dequantised, kind=info.type)
 
 
-def _load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+def load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Tensor:
     """Load the values of a tensor as it is stored, from its own bytes alone; in `dtype` if it is quantised."""
     kind, raw, shape = info.type, checkpoint.raw(info), info.shape
     if kind in FLOATS:

@@ -23,7 +23,7 @@ from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family, gguf_facts, in_gguf, read_config
-from tokenmill.model.families.in_gguf import NEEDS
+from tokenmill.model.families.gguf_needs import NEEDS
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
@@ -166,7 +166,7 @@ def _pooling(plan: ExportPlan) -> dict[str, Any]:
     if any(lost.values()):
         names = ", ".join(name for name, is_there in lost.items() if is_there)
         log.warning("GGUF has no keys for what the files of this model say of its vectors: %s", names)
-    return {f"{gguf_facts(plan.model.family).architecture}.pooling_type": numbers[told.pooling]}
+    return {f"{metadata_of(plan.model)['general.architecture']}.pooling_type": numbers[told.pooling]}
 
 
 def _sources(plan: ExportPlan) -> list[_Source]:
