@@ -40,7 +40,7 @@ def test_every_call(chat_model):
         full.admission.slots(1),
     ):
         hold(held.driver)
-        draining.service.is_draining = True
+        draining.served.service.is_draining = True
         urls = {"OPEN": opened, "LOCKED": locked, "FULL": full, "DRAINING": draining, "HELD": held}
         said = node(
             "--test", "--test-reporter=tap", "calls.test.js", **{name: server.url for name, server in urls.items()}

@@ -191,7 +191,7 @@ def test_how_a_conversation_ends(real):
 def test_tokens_and_back(real, text):
     found = real.post("/tokenize", json={"prompt": text}).json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) and all(found["token_strs"])
-    assert real.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+    assert real.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text, "content": text}
 
 
 @pytest.mark.parametrize(("path", "ask"), [(COMPLETION, {"prompt": "w1 w2"}), (CHAT, {"messages": MESSAGES})])
@@ -265,8 +265,7 @@ def test_what_is_not_here_is_said(http, quiet):
     assert done["warnings"] == [f"unknown field {name!r} is ignored" for name in WITHOUT_EFFECT]
 
 
-ABSENT = """/completion /completions /chat/completions /apply-template /slots /props
-/lora-adapters /v1/stream /v1/chat/completions/input_tokens""".split()
+ABSENT = """/completions /chat/completions /slots /lora-adapters /v1/stream /v1/chat/completions/input_tokens""".split()
 
 
 @pytest.mark.parametrize("path", ABSENT)
