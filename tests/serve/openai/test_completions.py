@@ -238,7 +238,7 @@ def test_an_unknown_field_is_named(http):
         ({"prompt": "w1", "stop": 7}, "stop", ""),
         ({"prompt": "w1", "seed": -5}, "seed", ""),
         ({"prompt": "w1", "logit_bias": {"x": 1}}, "logit_bias", ""),
-        ({"prompt": "w1", "suffix": "abc"}, "prompt", "fills in nothing"),
+        ({"prompt": "w1", "suffix": "abc"}, "suffix", "fills in nothing"),
         ({"prompt": "w1", "structured_outputs": {}}, "structured_outputs", "one of json, regex"),
     ],
 )

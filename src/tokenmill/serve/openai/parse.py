@@ -18,7 +18,7 @@ from tokenmill.serve.request.fields import (
     unknown_in,
 )
 from tokenmill.serve.request.prompt import Model
-from tokenmill.text.infill import Infill
+from tokenmill.text.infill import NO_MARKS, Infill
 
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TOOL_FIELDS = ("tools", "tool_choice")  # of conversations alone
@@ -118,7 +118,7 @@ def parse_completion(body: CompletionBody, model: Model) -> Ask:
     if given == []:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
     if body.suffix:
-        _fill_in(ask, given, body)
+        _fill_in(ask, given, body, model)
     else:
         is_one = given is None or isinstance(given, str) or isinstance(given[0], int)
         ask.prompts = [given] if is_one else list(given or ())
@@ -130,8 +130,10 @@ def parse_completion(body: CompletionBody, model: Model) -> Ask:
     return ask
 
 
-def _fill_in(ask: Ask, given: Any, body: CompletionBody) -> None:
+def _fill_in(ask: Ask, given: Any, body: CompletionBody, model: Model) -> None:
     """Have a text filled in between the prompt and the suffix."""
+    if not model.fills_in:
+        raise ApiError(400, NO_MARKS, "suffix", "unsupported_parameter")
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str):
         given = given[0]
     if not isinstance(given, str):

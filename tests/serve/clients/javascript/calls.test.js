@@ -249,7 +249,19 @@ test("404 for another model", async () => {
 });
 
 test("404 for what there is not", async () => {
-  await failure(client.embeddings.create({ model: MODEL, input: "w1" }), OpenAI.NotFoundError);
+  await failure(client.moderations.create({ input: "w1" }), OpenAI.NotFoundError);
+});
+
+test("embeddings, which this client wants in base64", async () => {
+  const input = ["w1 w2", "w3"];
+  const { data, usage } = await client.embeddings.create({ model: MODEL, input });
+  const { data: floats } = await client.embeddings.create({ model: MODEL, input, encoding_format: "float" });
+  assert.deepEqual(data.map(({ index }) => index), [0, 1]);
+  assert.ok(usage.prompt_tokens > 0);
+  for (const [number, { embedding }] of data.entries()) {
+    assert.ok(Math.abs(Math.hypot(...embedding) - 1) < 1e-5);
+    assert.ok(embedding.every((value, place) => Math.abs(value - floats[number].embedding[place]) < 1e-6));
+  }
 });
 
 test("413 for a body that is too large", async () => {
