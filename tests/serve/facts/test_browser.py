@@ -245,7 +245,7 @@ def test_the_servers_own_settings_are_left_alone_unless_set(server, tmp_path):
         )
         page.say("w1")
         body = json.loads(driver.execute_script("return sent[0]"))
-        assert set(body) == {"model", "messages", "stream", "stream_options"}
+        assert set(body) == {"model", "messages", "stream", "stream_options", "return_progress"}
         page.set("temperature", "9")  # out of the field's range
         page.say("w1")
         assert "temperature" not in json.loads(driver.execute_script("return sent.at(-1)"))

@@ -104,6 +104,20 @@ def test_every_end_of_a_stream_is_told_and_keeps_the_text(page, raw):
     assert page.texts() == ["one", "some words, more"]
 
 
+def test_it_says_how_far_the_prompt_is(page):
+    feed = Feed(page)
+    ask(page, "one")
+    for done in (512, 1024):
+        told = {"total": 3000, "cache": 0, "processed": done, "time_ms": 9}
+        feed.event({"id": "chatcmpl-1", "choices": [{"delta": {}}], "prompt_progress": told})
+        page.until(lambda done=done: page.text(".assistant .strip") == f"reading the prompt: {done} of 3000 tokens")
+    feed.write("some words")
+    page.until(lambda: "prompt" not in page.text(".assistant .strip"))
+    feed.end()
+    page.until_done()
+    assert feed.asked[0]["return_progress"] is True and page.texts() == ["one", "some words"]
+
+
 def test_a_server_that_is_gone_is_told_and_found_again(page):
     gone = "window.real ??= fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))"
     page.run(gone)

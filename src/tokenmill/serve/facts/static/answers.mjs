@@ -39,10 +39,11 @@ export class Answers {
   async #read(conversation, turn, stream) {
     const begun = performance.now(), before = turn.tokens?.length ?? 0;
     let first, last, count = 0, finish;
-    for await (const { id, choices, usage } of stream) {
+    for await (const { id, choices, usage, prompt_progress: prompt } of stream) {
       const choice = choices?.[0], delta = choice?.delta ?? {}, text = delta.content, logprobs = choice?.logprobs?.content;
       const thought = delta.reasoning_content ?? delta.reasoning, called = delta.tool_calls;
       this.named(id, conversation);
+      if (prompt) turn.stats.prompt = prompt;
       finish = choice?.finish_reason ?? finish;
       if (text || logprobs || thought || called) {
         turn.content += text ?? "";
@@ -51,6 +52,7 @@ export class Answers {
         turn.tokens?.push(...(logprobs ?? []));
         last = performance.now();
         first ??= last;
+        delete turn.stats.prompt;
         count = (turn.tokens?.length ?? 0) - before;
         turn.stats.firstMs ??= first - begun;
       }

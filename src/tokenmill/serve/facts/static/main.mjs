@@ -166,7 +166,7 @@ function answer(asked, from = null, since = undefined) {
   else if (from?.since) turn.since = from.since;
   if (!from?.content || from.tokens?.length) turn.tokens = [...(from?.tokens ?? [])]; // of all its text, or none
   const said = read(conversation, turn.id).slice(0, from ? undefined : -1), more = from ? { add_generation_prompt: false, continue_final_message: true } : {};
-  answers.write(conversation, turn, { model: models.id, messages: messages(said, systemMessage()), stream: true, stream_options: { include_usage: true }, ...more, ...settings });
+  answers.write(conversation, turn, { model: models.id, messages: messages(said, systemMessage()), stream: true, stream_options: { include_usage: true }, return_progress: true, ...more, ...settings });
   store.save(conversation);
   draw();
   $("turns").scrollTop = $("turns").scrollHeight;

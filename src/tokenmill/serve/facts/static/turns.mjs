@@ -10,7 +10,8 @@ const ENDS = { length: "cut at the limit of tokens", stopped: "stopped" };
 
 // What is shown of one answer: time to first token, tokens per second, lengths, why it ended if not by itself.
 export function strip({ stats, finish }) {
-  const { firstMs, perSecond, prompt_tokens: all, completion_tokens: made, cached_tokens: cached } = stats ?? {}, parts = [];
+  const { firstMs, perSecond, prompt_tokens: all, completion_tokens: made, cached_tokens: cached, prompt } = stats ?? {}, parts = [];
+  if (prompt && firstMs === undefined) parts.push(`reading the prompt: ${prompt.processed} of ${prompt.total} tokens`);
   if (firstMs !== undefined) parts.push(`first token ${Math.round(firstMs)} ms`);
   if (perSecond !== undefined) parts.push(`${perSecond.toFixed(1)} tokens/s`);
   if (made !== undefined) parts.push(`${made} tokens after ${all}${cached === undefined ? "" : ` (${cached} cached)`}`);
