@@ -376,7 +376,7 @@ ENCODERS: Names = {
     "distilbert": Entry("DistilBERT", "tokenmill.model.families.bert:DISTILBERT"),
     "modernbert": Entry("ModernBERT: gte-modernbert, granite-embedding",
         "tokenmill.model.families.modernbert:MODERNBERT"),
-    "nomic_bert": Entry("Nomic Embed, as transformers 5 saves it", "tokenmill.model.families.modernbert:NOMIC_BERT"),
+    "nomic_bert": Entry("Nomic Embed v1 and v1.5", "tokenmill.model.families.modernbert:NOMIC_BERT"),
     "eurobert": Entry("EuroBERT", "tokenmill.model.families.modernbert:EUROBERT"),
 }
 ASSISTANTS: Names = {

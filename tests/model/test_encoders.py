@@ -15,6 +15,7 @@ from tests.tiny_models import prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError, RequestError
 from tokenmill.measure.cost import _workspace_bytes
+from tokenmill.model.families import read_config
 from tokenmill.registry import ENCODERS as REGISTERED
 
 TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
@@ -173,3 +174,51 @@ def test_the_workspace_is_that_of_whole_texts(tmp_path):
     engines = [load(path, max_length=length, max_step_tokens=2) for length in (8, 64)]
     small, large = (_workspace_bytes(engine.config, engine.model_config) for engine in engines)
     assert large > 4 * small
+
+
+NOMICS_OWN = {  # of nomic-embed-text-v1.5
+    "model_type": "nomic_bert",
+    "activation_function": "swiglu",
+    "causal": False,
+    "dense_seq_output": True,
+    "fused_bias_fc": True,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "type_vocab_size": 2,
+    "use_rms_norm": None,
+    "vocab_size": 30528,
+}
+
+
+def test_the_config_of_nomics_own_code():
+    own = read_config(NOMICS_OWN)
+    theirs = {"max_position_embeddings": 2048, "hidden_size": 768}
+    theirs |= {"rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"}}
+    assert own == read_config(NOMICS_OWN | theirs) == read_config({"model_type": "nomic_bert"})
+    assert (own.rope.theta, own.max_position_embeddings, own.num_types) == (1000.0, 2048, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("prenorm", True), ("qkv_proj_bias", True), ("activation_function", "gelu"), ("rotary_scaling_factor", 2),
+     ("moe_every_n_layers", 2), ("rotary_emb_base", 10000), ("rotary_emb_fraction", 0.5), ("n_embd", 512)],
+)  # fmt: skip
+def test_another_nomic_is_refused_by_the_key(key, value):
+    theirs = {"hidden_size": 768, "rope_theta": 1000.0}
+    with pytest.raises(CheckpointError, match=key):
+        read_config({**NOMICS_OWN, **theirs, key: value})

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,8 @@ class Stage:
 
 class Fake:
     """What stands in the place of the server of a model."""
+
+    engine = SimpleNamespace(adapters={})
 
     def __init__(self, hosted, on_failure):
         self.name, self.on_failure = hosted.name, on_failure

@@ -270,6 +270,24 @@ def test_adapters_come_back_with_their_model(paths, tmp_path):
         assert loaded(server) == ["words"]
 
 
+def test_adapters_that_clients_load_are_counted(paths, tmp_path):
+    """And another model goes where there is no room for them beside it."""
+    save_adapter("llama", tmp_path / "first")
+    num_bytes = (tmp_path / "first" / "adapter_model.safetensors").stat().st_size
+    with several(paths, room=2, options={"lora_folder": tmp_path}) as server:
+        assert complete(server, "bytes", "a").status_code == complete(server, "words", PROMPTS[0]).status_code == 200
+        assert loaded(server) == ["words", "bytes"]
+        facts = {each["model"]: each["bytes"] for each in server.http.get("/server_info").json()["models"]}
+        body = {"model": "words", "lora_name": "mine", "lora_path": "first"}
+        assert server.http.post("/v1/load_lora_adapter", json=body).status_code == 200
+        until(lambda: loaded(server) == ["words"])
+        now = {each["model"]: each["bytes"] for each in server.http.get("/server_info").json()["models"]}
+        assert num_bytes / 4 < now["words"] - facts["words"] <= num_bytes and now["bytes"] == facts["bytes"]
+        until(lambda: server.http.get("/server_info").json()["memory"]["used_bytes"] == now["words"])
+        assert complete(server, "bytes", "a").status_code == 200
+        assert complete(server, "mine", PROMPTS[0]).status_code == 200
+
+
 def test_an_encoder_stands_beside_decoders(paths, tmp_path):
     encoder = str(save_encoder("bert", tmp_path / "encoder"))
     with several(

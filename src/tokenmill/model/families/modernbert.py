@@ -65,6 +65,10 @@ def _modernbert(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _nomic_bert(reader: ConfigReader) -> dict[str, Any]:
+    for key in ("rotary_emb_scale_base", "rotary_scaling_factor"):
+        reader.expect(key, None)
+    for key in _FALSE_FOR_NOMIC.split():
+        reader.expect(key, False, None)
     return {**LIKE_BERT, "num_types": reader.count("type_vocab_size")}
 
 
@@ -143,6 +147,22 @@ MODERNBERT = Family(
         encodes=True,
     ),
 )
+# The keys of nomic-ai's own code, which published configs have beside the keys of transformers or in their place. Of
+# the 8192 positions that `n_positions` says, 2048 were trained.
+_NOMICS_OWN = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "max_trained_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+_FALSE_FOR_NOMIC = """causal mlp_fc1_bias mlp_fc2_bias parallel_block parallel_block_tied_norm prenorm qkv_proj_bias
+    rotary_emb_interleaved scale_attn_by_inverse_layer_idx use_rms_norm"""
+_OF_NOMICS_CODE = """attn_pdrop dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln n_positions
+    pad_vocab_size_multiple reorder_and_upcast_attn resid_pdrop summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj use_flash_attn use_xentropy"""
 _OF_NOMIC = "encoder.layers.{i}."
 _NOMIC = {
     "embeddings.word_embeddings.weight": "embedding.weight",
@@ -180,7 +200,9 @@ NOMIC_BERT = Family(
         "tie_word_embeddings": True,
         "type_vocab_size": 2,
     },
-    harmless=("is_causal",),
+    expected={"activation_function": "swiglu", "rotary_emb_fraction": 1.0, "scale_attn_weights": True},
+    harmless=("is_causal", *_OF_NOMICS_CODE.split()),
+    aliases=_NOMICS_OWN,
     prefix="nomic_bert.",
     further=HEADS,
     also=_NOMIC_MODULES,

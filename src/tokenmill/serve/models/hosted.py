@@ -10,7 +10,8 @@ from tokenmill.serve.facts.described import Described, describe_files, describe_
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import Served
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.adapters.named import named_adapters
+from tokenmill.value_reader import path_of
+from tokenmill.weights.adapters.named import named_adapters, weights_of
 
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
 
@@ -80,6 +81,19 @@ class Hosted:
         if self.served is not None:
             return [*self.served.service.model.adapters, *self.lost]
         return [*(named_adapters(self.setup.engine.lora_modules) if self.adapters is None else self.adapters)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes while it is loaded: by its plan, and for adapters that clients have loaded beside."""
+        engine = self.setup.engine
+        planned = {*map(path_of, named_adapters(engine.lora_modules).values()), path_of(engine.adapter or "")}
+        if self.served is not None:
+            there = self.served.engine.adapters
+            beside = [(Path(each.path), each.num_bytes) for each in there.values()]
+        else:
+            files = {path: weights_of(path) for path in (self.adapters or {}).values()}
+            beside = [(path, file.stat().st_size if file.is_file() else 0) for path, file in files.items()]
+        return self.setup.num_bytes + sum(size for path, size in beside if path not in planned)
 
     @property
     def max_waiting(self) -> int:

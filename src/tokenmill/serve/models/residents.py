@@ -76,13 +76,21 @@ class Residents:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the models that are loaded, by their plans."""
-        return sum(each.setup.num_bytes for each in self.all if each.state != UNLOADED)
+        """Memory of the models that are loaded, by their plans, and of adapters beside them."""
+        return sum(each.num_bytes for each in self.all if each.state != UNLOADED)
 
     def unload_soon(self, hosted: Hosted) -> None:
         """Unload a model when its requests are done."""
         hosted.is_leaving = True
         self._wake.set()
+
+    def make_room_beside(self, kept: Hosted) -> None:
+        """Unload others soon, the longest unused first, where a model's adapters need their room."""
+        there = [each for each in self.all if each.is_usable and each is not kept]
+        for each in sorted(there, key=lambda each: each.used_s):
+            if sum(one.num_bytes for one in self.all if one.is_usable) <= self.room_bytes:
+                return
+            self.unload_soon(each)
 
     def refuse_new(self) -> None:
         """Take no more requests. It may be called from any thread."""
@@ -195,10 +203,10 @@ class Residents:
             hosted.state = UNLOADED if hosted.served is None else LOADED
         hosted.loaded_s = hosted.used_s = self.clock()
         hosted.took_s, hosted.num_loads = hosted.loaded_s - begun_s, hosted.num_loads + 1
-        self._tell(f"{hosted.name} is loaded ({hosted.took_s:.2f} s, {size(hosted.setup.num_bytes)})")
+        self._tell(f"{hosted.name} is loaded ({hosted.took_s:.2f} s, {size(hosted.num_bytes)})")
 
     async def _make_room(self, hosted: Hosted) -> None:
-        while self.used_bytes + hosted.setup.num_bytes > self.room_bytes and hosted.waiters:
+        while self.used_bytes + hosted.num_bytes > self.room_bytes and hosted.waiters:
             there = [each for each in self.all if each.state == LOADED]
             if not there:
                 return  # alone it may try; what does not fit is refused while it is loaded

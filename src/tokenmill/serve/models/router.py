@@ -120,6 +120,8 @@ class Router:
                 return
             body = self._with_own_name(await request.body(), given, hosted, route)
             await served.app(scope, _again(body, receive), _keeping(hosted, keep, send))
+            if route.path == LOADS_ADAPTER:
+                self._residents.make_room_beside(hosted)
 
     def _with_own_name(self, body: bytes, given: Any, hosted: Hosted, route: Route) -> bytes:
         """Return a body that names the model, or its adapter, as it is spelled. Ollama's routes give the name back."""
@@ -236,7 +238,7 @@ class Router:
             {
                 "model": each.name,
                 "state": each.state,
-                "bytes": each.setup.num_bytes,
+                "bytes": each.num_bytes,
                 "users": each.users,
                 "waiting": len(each.waiters),
                 "loads": each.num_loads,
