@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from tokenmill.engine.load import load
@@ -48,3 +49,26 @@ def test_bad_input(model, tm, tmp_path):
         code, out, err = tm("embed", model, "-q", *more)
         assert code != 0 and not out and words in err, err
     assert (tmp_path / "own.txt").read_text() == "mine"
+
+
+def test_rows_of_a_file(model, wanted, tm, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(TEXTS)))
+    out = tmp_path / "out.parquet"
+    arguments = ("embed", model, "--rows", rows, "--column", "text", "-o", out)
+    code, said, err = tm(*arguments)
+    assert (code, said) == (0, "") and "3 rows" in err and "6 tokens" in err and "tokens/s" in err
+    found = pyarrow.parquet.read_table(out).to_pylist()
+    assert [row["id"] for row in found] == [0, 1, 2]
+    assert np.array_equal(np.array([row["embedding"] for row in found], np.float32), wanted)
+    assert "nothing is left to do" in tm(*arguments)[2]
+    for more, words in (
+        (("--rows", rows, "-o", out), "together with --column NAME and --output"),
+        (("--rows", rows, "--column", "text"), "together with --column NAME and --output"),
+        (("--rows", rows, "--column", "text", "-o", out, "-p", "w1"), "without other texts"),
+        (("--column", "text", "-p", "w1"), "only together with --rows"),
+        (("--rows", rows, "--column", "body", "-o", tmp_path / "new.csv"), "no column 'body'"),
+        (("--rows", tmp_path / "absent.csv", "--column", "a", "-o", tmp_path / "new.csv"), "absent.csv"),
+    ):
+        code, said, err = tm("embed", model, "-q", *more)
+        assert code != 0 and not said and words in err, err

@@ -28,7 +28,12 @@ class _Running:
 
     @property
     def num_sequences(self) -> int:
-        return len(self.work.request.sequences)
+        return len(self.work.request.sequences) or 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether nothing of the row is left to compute. Rows without new tokens end with their prompts."""
+        return self.is_queued and (self.work.request.is_done or not self.work.request.sequences)
 
 
 @dataclass
@@ -109,7 +114,7 @@ class BatchRunner:
 
     def _finish(self, each: _Running) -> None:
         self._running.remove(each)
-        done: list[Completion | None] = [None] * each.num_sequences
+        done: list[Completion | None] = [None] * len(each.work.request.sequences)
         try:
             for piece in self.core.take(each.work.request):
                 done[piece.index] = piece.done
@@ -154,7 +159,7 @@ class BatchRunner:
             if not each.is_queued and all(one.finish_reason is not None for one in each.work.scored):
                 self._release(each)
                 self._submit(each)
-        ended = [each for each in self._running if each.is_queued and each.work.request.is_done]
+        ended = [each for each in self._running if each.has_ended]
         return ended or ([] if self.stop.is_set() else None)
 
     def _release(self, each: _Running) -> None:

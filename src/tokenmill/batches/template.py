@@ -1,7 +1,8 @@
 """Tables: a prompt is made of the columns of each row, and the answer stands in new columns beside them."""
 
 import string
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -41,11 +42,63 @@ class Template:
 
     def filled(self, values: Json) -> str:
         """Fill in the values of a row."""
-        return "".join(part + ("" if name is None else cell(_value(values, name))) for part, name, *_ in self._parts)
+        return "".join(part + ("" if name is None else cell(value_in(values, name))) for part, name, *_ in self._parts)
+
+
+class NewColumns(Task):
+    """A task whose answers stand in new columns of the table. prefix: of the names of these."""
+
+    prefix: str
+
+    @property
+    @abstractmethod
+    def needed(self) -> list[str]:
+        """The columns that the input must have."""
+
+    @abstractmethod
+    def new_columns(self) -> Columns:
+        """Return the new columns, without the prefix."""
+
+    def check(self, columns: Columns) -> None:
+        there = ", ".join(map(brief, columns)) or "none"
+        if missing := [name for name in self.needed if name not in columns]:
+            raise RequestError(f"the input has no column {missing[0]!r}; its columns are {there}")
+        if taken := [name for name in map(self._named, self._reserved()) if name in columns]:
+            raise RequestError(
+                f"the input has a column {taken[0]!r}, which is one of the new ones: give these another prefix "
+                "(output_prefix), as in judge_"
+            )
+
+    def _reserved(self) -> Collection[str]:
+        """Return the names that new columns may have, known before the model is."""
+        return self.new_columns()
+
+    def _named(self, name: str) -> str:
+        return self.prefix + name
+
+    def columns(self, columns: Columns) -> Columns:
+        """Return the new columns too."""
+        return columns | {self._named(name): kind for name, kind in self.new_columns().items()}
+
+    def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
+        if not isinstance(error, TokenmillError):
+            raise error
+        return {ERROR: str(error)}
+
+    def output(self, row: TableRow, key: Key, answer: Any) -> Json:
+        names = self.columns({})
+        new = {self.prefix + name: value for name, value in answer.items()}
+        return {**(row.values or {}), **dict.fromkeys(names), **new, self._named(KEY): key.text}
+
+    def key_of(self, written: Json) -> object:
+        return written.get(self._named(KEY))
+
+    def has_failed(self, answer: Any) -> bool:
+        return ERROR in answer
 
 
 @dataclass(eq=False)
-class TableTask(Task):
+class TableTask(NewColumns):
     """A task for tables. template or column: what a row's prompt is. as_chat: whether it is asked through the chat
     template, after `system`.
 
@@ -62,21 +115,11 @@ class TableTask(Task):
     params: SamplingParams = field(default_factory=SamplingParams, init=False)
 
     @property
-    def _needed(self) -> list[str]:
+    def needed(self) -> list[str]:
         return [self.column] if self.column is not None else self.template.names if self.template else []
 
-    def check(self, columns: Columns) -> None:
-        there = ", ".join(map(brief, columns)) or "none"
-        if missing := [name for name in self._needed if name not in columns]:
-            raise RequestError(f"the input has no column {missing[0]!r}; its columns are {there}")
-        if taken := [name for name in map(self._named, (*OF_EACH, "logprobs", *OF_ROW)) if name in columns]:
-            raise RequestError(
-                f"the input has a column {taken[0]!r}, which is one of the new ones: give these another prefix "
-                "(output_prefix), as in judge_"
-            )
-
-    def _named(self, name: str) -> str:
-        return self.prefix + name
+    def _reserved(self) -> Collection[str]:
+        return (*OF_EACH, "logprobs", *OF_ROW)
 
     def begin(self, core: Core) -> None:
         self.params = self.settings(core)
@@ -88,13 +131,13 @@ class TableTask(Task):
         asked = {"prompt": prompt, "column": self.column, "chat": self.as_chat, "system": self.system}
         return {"kind": "table", **asked, "output_prefix": self.prefix, **params}
 
-    def columns(self, columns: Columns) -> Columns:
-        """Return the new columns too. With several continuations some hold lists."""
+    def new_columns(self) -> Columns:
+        """Return the new columns. With several continuations some hold lists."""
         params = self.params
         listed = "list of " if params.n > 1 else ""
         new = {name: listed + kind for name, kind in OF_EACH.items()}
         new |= {"logprobs": "json"} if params.logprobs is not None else {}
-        return columns | {self._named(name): kind for name, kind in (new | OF_ROW).items()}
+        return new | OF_ROW
 
     def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
         if row.values is None:
@@ -106,7 +149,7 @@ class TableTask(Task):
         return RowWork(request, tokens, lambda completions: self._answer(completions, params, len(tokens), seed))
 
     def _tokens(self, core: Core, values: Json) -> list[int]:
-        prompt: Any = self.template.filled(values) if self.template else _value(values, str(self.column))
+        prompt: Any = self.template.filled(values) if self.template else value_in(values, str(self.column))
         if isinstance(prompt, str) or not isinstance(prompt, list):
             prompt = cell(prompt)
             if not self.as_chat:
@@ -129,22 +172,6 @@ class TableTask(Task):
             found = {name: values[0] for name, values in found.items()}
         return found | {"prompt_tokens": num_prompt, "seed": seed}
 
-    def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
-        if not isinstance(error, TokenmillError):
-            raise error
-        return {ERROR: str(error)}
-
-    def output(self, row: TableRow, key: Key, answer: Any) -> Json:
-        names = self.columns({})
-        new = {self.prefix + name: value for name, value in answer.items()}
-        return {**(row.values or {}), **dict.fromkeys(names), **new, self._named(KEY): key.text}
-
-    def key_of(self, written: Json) -> object:
-        return written.get(self._named(KEY))
-
-    def has_failed(self, answer: Any) -> bool:
-        return ERROR in answer
-
 
 def _entries(done: Completion) -> list[Json]:
     """Return for each token its id, its log-probability and rank, and the likeliest (id, log-probability) there."""
@@ -154,7 +181,8 @@ def _entries(done: Completion) -> list[Json]:
     ]
 
 
-def _value(values: Json, name: str) -> Any:
+def value_in(values: Json, name: str) -> Any:
+    """Return the value of a row in a column; RequestError where there is none."""
     if (value := values.get(name)) is None:
         raise RequestError(f"the row has no value in column {name!r}")
     return value

@@ -52,6 +52,7 @@ WORDS = {
 }
 ROWS = "Rows"
 SHOWN = 5  # broken lines
+WINDOW = 1024
 
 INPUT = argument(
     ...,
@@ -83,7 +84,7 @@ def command(
     generation_config: bool | None = RECOMMENDED,
     served_model_name: str | None = NAME,
     strict: bool = option(False, "Refuse unknown fields in requests of OpenAI's batches.", PROMPT),
-    window: int = option(1024, "Rows that are sorted together, so that equal beginnings meet.", ROWS, minimum=1),
+    window: int = option(WINDOW, "Rows that are sorted together, so that equal beginnings meet.", ROWS, minimum=1),
     shard: str | None = SHARD_OPTION,
     join: int | None = option(None, "Make one file of the files of N shards.", ROWS, metavar="N", minimum=1),
     output_prefix: str = option("", "Prefix of the names of the new columns of a table.", OUTPUT),
@@ -112,7 +113,7 @@ def command(
         _join(task, input, output, join, json, quiet)
         return
     num_sequences = engine.max_sequences if "max_sequences" in context.origins else None
-    _compute(task, input, output, shard, window, engine, num_sequences, chat_template, json, quiet)
+    compute(task, input, output, engine, num_sequences, quiet, shard, window, chat_template, json)
 
 
 def _refuse_given(context: Context, names: tuple[str, ...], why: str) -> None:
@@ -169,18 +170,20 @@ def _join(task: "Task", source: Path, target: Path, count: int, json: bool, quie
         remark(f"{target}: {counted(index.num_rows, 'row')} of {counted(count, 'shard')}")
 
 
-def _compute(
+def compute(
     task: "Task",
     source: Path,
     target: Path,
-    shard: str | None,
-    window: int,
     config: EngineConfig,
     num_sequences: int | None,
-    chat_template: Path | None,
-    json: bool,
     quiet: bool,
+    shard: str | None = None,
+    window: int = WINDOW,
+    chat_template: Path | None = None,
+    json: bool = False,
+    writes_text: bool = True,
 ) -> None:
+    """Do a task for each row of a file, or what is left of it. writes_text: see load_engine."""
     with held_interrupts():
         from tokenmill.batches.batch import opened
         from tokenmill.batches.output import Shard, parse_shard
@@ -191,7 +194,7 @@ def _compute(
             batch = held.enter_context(opened(source, target, task, chosen))
             if not quiet:
                 _tell_broken(batch)
-            engine = load_for_many(config, num_sequences, chat_template, progress)
+            engine = load_for_many(config, num_sequences, chat_template, progress, writes_text)
         summary = _run(batch, engine, window, quiet)
     if json:
         print_json(_document(engine, batch, summary))
@@ -239,14 +242,16 @@ def _told(batch: "Batch", summary: "Summary") -> str:
     rows = f"{batch.target}: {counted(summary.num_rows, 'row')}"
     if summary.was_there:
         return f"{rows}, written before by the same command: nothing is left to do"
+    new = f" + {counted(summary.tokens, 'new token')}" if summary.tokens else ""
+    speed = summary.tokens_per_s if summary.tokens else summary.prompt_tokens / max(summary.elapsed_s, 1e-9)
     return " · ".join(
         [
             rows,
             *([f"{summary.num_known:,} known before"] if summary.num_known else []),
             *([f"{summary.num_errors:,} with an error in it"] if summary.num_errors else []),
-            f"{summary.prompt_tokens:,} prompt + {counted(summary.tokens, 'new token')}",
+            f"{summary.prompt_tokens:,} prompt{new}" if new else counted(summary.prompt_tokens, "token"),
             f"{summary.elapsed_s:.1f} s",
-            f"{summary.tokens_per_s:.1f} tokens/s",
+            f"{speed:.1f} tokens/s",
         ]
     )
 
@@ -295,7 +300,7 @@ def batch_progress(note: Callable[["BatchProgress"], None]) -> Iterator[Callable
 def described(progress: "BatchProgress", elapsed_s: float) -> str:
     """Describe the progress in one line. The estimate takes the remaining rows to be like the rows of this run."""
     counts, left = progress.counts, progress.num_rows - progress.num_done
-    rate = f"{counts.tokens / elapsed_s:.0f} tokens/s" if elapsed_s else ""
+    rate = f"{(counts.tokens or counts.prompt_tokens) / elapsed_s:.0f} tokens/s" if elapsed_s else ""
     rest = f", about {duration(left * elapsed_s / counts.rows)} left" if counts.rows and elapsed_s else ""
     return f"{progress.num_done:,} of {progress.num_rows:,} rows, {rate}{rest}"
 

@@ -50,7 +50,7 @@ class Pooling:
     steps: tuple[Callable[[Floats], Floats], ...] = ()
 
 
-class _PooledText:
+class PooledText:
     """The rows of one text: their weighted sum, or one of them."""
 
     def __init__(self, pooling: str, num_tokens: int) -> None:
@@ -98,7 +98,7 @@ class _PooledRows:
     """The texts that are embedded now. others: what the runner handed rows to before, which drafts read."""
 
     def __init__(self, others: HiddenRows | None) -> None:
-        self.texts: WeakKeyDictionary[Sequence, _PooledText] = WeakKeyDictionary()
+        self.texts: WeakKeyDictionary[Sequence, PooledText] = WeakKeyDictionary()
         self._others = others
 
     def given(self, plan: Plan) -> Tensor | None:
@@ -133,6 +133,21 @@ def embed(
     for vectors that are no numbers; ConfigError where the program does not hand out rows.
     """
     core.check_open()
+    how, encoded = settled(core, pooling, dimensions, normalize, prompt_name, truncate)
+    tokens = for_each("text", batch_of(texts)[0], encoded)
+    found = vectors(core, tokens, how, salt, is_given_up, core.adapter(adapter))
+    return TextVectors(torch.from_numpy(found), tuple(map(len, tokens)))
+
+
+def settled(
+    core: Core,
+    pooling: str | None,
+    dimensions: int | None,
+    normalize: bool | None,
+    prompt_name: str | None,
+    truncate: bool,
+) -> tuple[Pooling, Callable[[Prompt], list[int]]]:
+    """Settle how vectors are made, see `embed`, and return a function that encodes a text for it."""
     if allowed := refuse_rows(core.loaded):
         raise ConfigError("program", core.loaded.program_name, f"for embeddings, {allowed}")
     files = _files(core)
@@ -159,17 +174,13 @@ def embed(
             text = (prompt + text).strip() if files.strips else prompt + text
             text = text.lower() if files.lowers else text
         tokens = core.inputs.encode(text)
-        return _cut(tokens, added, limit) if truncate and len(tokens) > limit else tokens
+        tokens = _cut(tokens, added, limit) if truncate and len(tokens) > limit else tokens
+        if limit < len(tokens) <= max_length:
+            raise RequestError(f"{len(tokens)} tokens are over the {limit} for which its files say that it was made")
+        core.inputs.check_length(len(tokens))
+        return tokens
 
-    def check_length(num_tokens: int) -> None:
-        if limit < num_tokens <= max_length:
-            raise RequestError(f"{num_tokens} tokens are over the {limit} for which its files say that it was made")
-        core.inputs.check_length(num_tokens)
-
-    tokens = for_each("text", batch_of(texts)[0], encoded)
-    for_each("text", tokens, lambda each: check_length(len(each)))
-    found = vectors(core, tokens, how, salt, is_given_up, core.adapter(adapter))
-    return TextVectors(torch.from_numpy(found), tuple(map(len, tokens)))
+    return how, encoded
 
 
 def vectors(
@@ -182,21 +193,12 @@ def vectors(
 ) -> NDArray[np.float32]:
     """Compute the vector of each list of token ids, [N, D]. RequestError where its numbers are not finite."""
     found: dict[int, NDArray[np.float32]] = {}
-    waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
+    waiting, running = enumerate(tokens), dict[int, tuple[Sequence, PooledText, Held]]()
 
     def start(number: int, ids: list[int]) -> None:
-        sequence, text = core.inputs.kept(list(ids), len(ids) - 1, salt, adapter), _PooledText(how.pooling, len(ids))
-        # Rows that are found in the cache are not computed, so only the last row may be pooled beside them. And rows
-        # that see later tokens are of use to no other text.
-        sequence.kept.is_own = how.pooling == "last" and not core.loaded.model_config.both_ways
+        sequence, text = pooled(core, ids, how, salt, adapter)
         running[number] = sequence, text, Held(core, sequence)
-
-        def queue() -> None:
-            core.check_open()
-            _rows(core).texts[sequence] = text
-            core.enqueue(sequence)
-
-        core.call(queue)
+        core.enqueue(sequence)
 
     def ended() -> list[int] | None:
         if is_given_up():
@@ -211,9 +213,7 @@ def vectors(
                 start(number, ids)
             if not running:
                 made = np.array([found[number] for number in range(len(tokens))], np.float32)
-                if not np.isfinite(made).all():
-                    dtype = core.loaded.config.dtype
-                    raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
+                check_finite(core, made)
                 return made.reshape(len(tokens), how.dimensions)
             for number in core.wait(ended):
                 _, text, held = running.pop(number)
@@ -222,6 +222,31 @@ def vectors(
     finally:
         for _, _, held in running.values():
             held.release()
+
+
+def pooled(core: Core, tokens: List[int], how: Pooling, salt: bytes, adapter: Any) -> tuple[Sequence, PooledText]:
+    """Make the sequence of a text, which can be queued, and what pools its rows."""
+    sequence, text = (
+        core.inputs.kept(list(tokens), len(tokens) - 1, salt, adapter),
+        PooledText(how.pooling, len(tokens)),
+    )
+    # Rows that are found in the cache are not computed, so only the last row may be pooled beside them. And rows that
+    # see later tokens are of use to no other text.
+    sequence.kept.is_own = how.pooling == "last" and not core.loaded.model_config.both_ways
+
+    def follow() -> None:
+        core.check_open()
+        _rows(core).texts[sequence] = text
+
+    core.call(follow)
+    return sequence, text
+
+
+def check_finite(core: Core, made: NDArray[np.float32]) -> None:
+    """Raise RequestError for vectors whose numbers are not finite."""
+    if not np.isfinite(made).all():
+        dtype = core.loaded.config.dtype
+        raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
 
 
 def _rows(core: Core) -> _PooledRows:

@@ -233,7 +233,6 @@ class Router:
         return {"server_load": self.num_open}
 
     async def _server_info(self, request: Request) -> Json:
-        residents = self._residents
         models = [
             {
                 "model": each.name,
@@ -247,7 +246,7 @@ class Router:
             }
             for each in self._all
         ]
-        memory = {"room_bytes": residents.room_bytes, "used_bytes": residents.used_bytes}
+        memory = {"room_bytes": self._residents.room_bytes, "used_bytes": self._residents.used_bytes}
         return {"version": __version__, "models": models, "memory": memory}
 
     async def _metrics(self, request: Request) -> Response:
