@@ -111,9 +111,7 @@ def parse_completion(body: LlamaBody, model: Model) -> Ask:
     for name in SAMPLERS.keys() - set(SAMPLERS if body.samplers is None else body.samplers):
         ask.sampling |= SAMPLERS[name]
     given, many = body.prompt, isinstance(body.prompt, list) and not any(isinstance(each, int) for each in body.prompt)
-    ask.prompts = (
-        [_prompt(each, model) for each in given] if many and isinstance(given, list) else [_prompt(given, model)]
-    )
+    ask.prompts = [_prompt(each) for each in given] if many and isinstance(given, list) else [_prompt(given)]
     if not ask.prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
     return ask
@@ -152,7 +150,7 @@ def _begun(body: LlamaFields, model: Model) -> Ask:
     return ask
 
 
-def _prompt(given: Any, model: Model) -> str | list[int]:
+def _prompt(given: Any) -> str | list[int | str]:
     """Read one prompt."""
     if isinstance(given, dict) and isinstance(given.get("prompt_string"), str):
         if given.get("multimodal_data"):
@@ -161,20 +159,14 @@ def _prompt(given: Any, model: Model) -> str | list[int]:
     parts = given if isinstance(given, list) else [given]
     if not all(isinstance(part, str | int) and not isinstance(part, bool) for part in parts):
         raise ApiError(400, f"prompt = {brief(given)} is not allowed: a text, or token ids and texts", "prompt")
-    if isinstance(given, str) or all(isinstance(part, int) for part in parts):
-        return cast("str | list[int]", given)
-    ids = list[int]()
-    for part in parts:
-        ids += [part] if isinstance(part, int) else _ids(part, model, begins=not ids)
-    return ids
+    return cast("str | list[int | str]", given)
 
 
-def _ids(text: str, model: Model, *, begins: bool = False) -> list[int]:
-    tokenizer = model.loaded.tokenizer
-    if tokenizer is None:
-        raise ApiError(400, "this model has no tokenizer, so give token ids", "prompt")
-    with about("prompt"):
-        return list(tokenizer.encode(text, begins))
+def _ids(text: str, model: Model) -> list[int]:
+    if model.loaded.tokenizer is None:
+        raise ApiError(400, "logit_bias: this model has no tokenizer, so give token ids", "logit_bias")
+    with about("logit_bias"):
+        return list(model.loaded.tokenizer.encode(text, False))
 
 
 def _biases(given: Mapping[str, Any] | list[Any], model: Model) -> Iterator[tuple[Any, Any]]:

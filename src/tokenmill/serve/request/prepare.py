@@ -81,7 +81,12 @@ def _around(core: Core, ask: Ask, infill: Infill) -> list[int]:
 
 
 def _encoded(core: Core, ask: Ask, prompt: Any) -> list[int]:
-    """Return the token ids of a prompt; for None, the beginning of a document."""
+    """Return the token ids of a prompt; for None, the beginning of a document. Texts may stand among ids."""
+    if isinstance(prompt, list) and any(isinstance(part, str) for part in prompt):
+        ids = list[int]()
+        for part in prompt:
+            ids += core.inputs.encode(part, ask.adds_special and not ids) if isinstance(part, str) else [part]
+        return core.inputs.encode(ids)
     if ask.after:
         before = ids_before(core, ask)
         return [*before, *core.inputs.encode(prompt, ask.adds_special, after=before)]
