@@ -129,8 +129,8 @@ OPTIONS = {
     "prefill": f"--chat --force --json --output -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"""--convert --force --generation-config --json --model --output -o --prompt -p --quiet -q --stream
         --tokens {ENGINE} {" ".join({*SAMPLING.split()} - {"--n"})}""",
-    "embed": f"""--dimensions --each-line --force --normalize --output -o --pooling --prompt -p
-        --prompt-file --prompt-name --quiet -q --tokens --truncate {ENGINE}""",
+    "embed": f"""--column --dimensions --each-line --force --normalize --output -o --output-prefix --pooling --prompt -p
+        --prompt-file --prompt-name --quiet -q --rows --tokens --truncate {ENGINE}""",
     "rerank": f"""--each-line --instruction --prompt -p --prompt-file --query --quiet -q --top --truncate
         {ENGINE}""",
     "list": "--cache --dir --json --names",
