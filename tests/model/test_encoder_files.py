@@ -123,6 +123,45 @@ def test_a_head_that_scores(tmp_path):
         classifier_of(with_tensors(file, tmp_path / "z.gguf", tensors, {"bert.pooling_type": 4}))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("cls.weight", (48, 40)), ("cls.bias", (1,)), ("cls.output.weight", (1, 40)), ("cls.output.weight", (48,)),
+     ("cls.output.bias", (3,))],
+)  # fmt: skip
+def test_a_head_of_other_shapes_is_refused(name, shape, tmp_path):
+    file = written(save_encoder("bert", tmp_path), tmp_path / "x.gguf", "none")
+    shapes = {"cls.weight": (48, 48), "cls.bias": (48,), "cls.output.weight": (1, 48), "cls.output.bias": (1,)}
+    tensors = {each: torch.randn(size) for each, size in (shapes | {name: shape}).items()}
+    with pytest.raises(CheckpointError) as refused:
+        classifier_of(with_tensors(file, tmp_path / "y.gguf", tensors, {"bert.pooling_type": 4}))
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("nomic_bert", {"nomic-bert.rope.dimension_count": 6}), ("modernbert", {"modern-bert.rope.dimension_count": 6}),
+     ("modernbert", {"modern-bert.attention.sliding_window": 0})],
+)  # fmt: skip
+def test_keys_that_contradict_are_refused(name, keys, tmp_path):
+    path = save_encoder(name, tmp_path, **WRITTEN[name][1])
+    header = read_header(written(path, tmp_path / "x.gguf", "none"))
+    header.metadata.update(keys)
+    with pytest.raises(CheckpointError, match=r"dimension_count|sliding_window"):
+        read_gguf_config(path, header)
+
+
+def test_another_pooling_of_a_head_is_refused(tmp_path):
+    file = written(save_encoder("modernbert", tmp_path, norm_bias=False), tmp_path / "x.gguf", "none")
+    tensors = {"cls.weight": torch.randn(48, 48), "cls.output.weight": torch.randn(1, 48)}
+    for number in (9, "cls", True):
+        keys = {"modern-bert.classifier.pooling_type": number}
+        with pytest.raises(CheckpointError, match=r"classifier\.pooling_type"):
+            classifier_of(with_tensors(file, tmp_path / f"{number}.gguf", tensors, keys))
+    with pytest.raises(CheckpointError, match="leaves out the pooler"):
+        del tensors["cls.weight"]
+        classifier_of(with_tensors(file, tmp_path / "y.gguf", tensors, {}))
+
+
 def test_a_decoder_with_the_rows_of_its_answers_is_asked(tmp_path):
     """Qwen3-Reranker's file: two rows of its head, "yes" and "no", stand beside it."""
     path = save("qwen3", tmp_path)

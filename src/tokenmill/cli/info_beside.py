@@ -10,6 +10,7 @@ from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
+from tokenmill.value_reader import brief
 
 _ROPE = re.compile(r"(?:dim|theta|kind)=[^,()]+")
 
@@ -89,9 +90,9 @@ def _show_adapter(path: Path, json: bool) -> None:
             f"{facts['format']}, rank {facts['rank']}, alpha {facts['alpha']:g}"
             + "".join(f", {kind}" for kind in kinds),
         ),
-        ("of", facts["base"] or "a model that it does not name"),
-        ("changes", ", ".join(f"{count} {name}" for name, count in facts["modules"].items())),
-        *([("replaces", ", ".join(facts["replaced"]))] if facts["replaced"] else []),
+        ("of", brief(facts["base"])[1:-1] or "a model that it does not name"),
+        ("changes", ", ".join(f"{count} {brief(name)[1:-1]}" for name, count in facts["modules"].items())),
+        *([("replaces", ", ".join(brief(name)[1:-1] for name in facts["replaced"]))] if facts["replaced"] else []),
         ("parameters", f"{facts['num_parameters'] / 1e6:,.2f} million"),
         ("on disk", size(facts["num_bytes"])),
         ("sha256", facts["digest"]),

@@ -57,9 +57,10 @@ def dense_step(folder: Path) -> DenseStep:
     """
     if folder.parent.is_file():
         name = f"{folder.name}.weight"
-        return DenseStep(
-            lookup(CHECKPOINT_CHECKS, "matrices", "reader")(folder.parent, (name,))[name], None, "Identity"
-        )
+        weight = lookup(CHECKPOINT_CHECKS, "matrices", "reader")(folder.parent, (name,))[name]
+        if weight.ndim != 2:
+            raise CheckpointError(f"{folder.parent}: {name} has the shape {list(weight.shape)}, and must be a matrix")
+        return DenseStep(weight, None, "Identity")
     reader = ValueReader(read_json(folder / "config.json"), str(folder / "config.json"), CheckpointError)
     outputs, inputs, bias = reader.count("out_features"), reader.count("in_features"), reader.flag("bias", True)
     name = reader.text("activation_function", "torch.nn.modules.activation.Tanh")

@@ -69,7 +69,7 @@ def pooling_of(path: Path) -> TextPooling:
         return _of_packed(path)
     found, matrices = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
     steps = tuple(path / name for name in matrices)
-    return TextPooling() if found is None else TextPooling(found, is_told=True, steps=steps)
+    return TextPooling(steps=steps) if found is None else TextPooling(found, is_told=True, steps=steps)
 
 
 def packed_pooling(path: Path) -> dict[str, Any]:

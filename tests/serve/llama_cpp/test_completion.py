@@ -113,6 +113,18 @@ def test_tokens_and_probabilities(http, quiet):
     assert [token for each in streamed for token in each["tokens"]] == list(wanted.tokens)
 
 
+def test_probabilities_and_tokens_of_a_text_that_ends_by_its_lines(http):
+    """And of characters that come in several tokens: a stream tells what the whole answer tells."""
+    body = {"prompt": PROMPT, "n_predict": 60, "temperature": 0.9, "ignore_eos": True, "n_probs": 1, "seed": 5}
+    body |= {"n_indent": 2, "logit_bias": [[10, 3.0], [32, 3.0]], "return_tokens": True}
+    for more in ({}, {"n_probs": 0}, {"n_indent": 0, "n_probs": 0}, {"n_predict": 0}):
+        whole, events = asked(http, body | more), events_of(http, body | more)
+        told = [one for each in events for one in each.get("completion_probabilities", ())]
+        assert told == whole.get("completion_probabilities", [])
+        assert [token for each in events for token in each["tokens"]] == whole["tokens"]
+        assert "".join(each["content"] for each in events) == whole["content"]
+
+
 def test_a_stream(http, wanted):
     found = events_of(http, {"prompt": PROMPT, "timings_per_token": True, **GREEDY})
     assert "".join(each["content"] for each in found) == wanted.text
@@ -303,6 +315,8 @@ def test_the_prompt_of_a_conversation(http):
         ({"n_probs": 100}, "n_probs"),
         ({"logit_bias": [3]}, "logit_bias"),
         ({"logit_bias": [["a", "x"]]}, "logit_bias"),
+        ({"logit_bias": [[None, 2]]}, "logit_bias"),
+        ({"logit_bias": [[1.5, 2]]}, "logit_bias"),
         ({"model": "other"}, "not served"),
         ({"n_indent": -1}, "n_indent"),
     ],

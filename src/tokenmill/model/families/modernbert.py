@@ -72,16 +72,23 @@ def _nomic_bert(reader: ConfigReader) -> dict[str, Any]:
     return {**LIKE_BERT, "num_types": reader.count("type_vocab_size")}
 
 
+def _expect_whole_heads(keys: GGUFKeys, config: dict[str, Any]) -> None:
+    """Refuse a file in which a part of a head is rotated."""
+    head_dim = config["hidden_size"] // max(config["num_attention_heads"], 1)
+    keys.rotary(head_dim)
+    keys.expect("rope.dimension_count", head_dim)
+
+
 def _read_nomic_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config = read_sizes(keys)
-    keys.expect("rope.dimension_count", keys.rotary(config["hidden_size"] // max(config["num_attention_heads"], 1)))
+    _expect_whole_heads(keys, config)
     return config | {"hidden_act": "silu", "rope_theta": keys.positive("rope.freq_base", 10000.0)}
 
 
 def _read_modernbert_gguf(keys: GGUFKeys) -> dict[str, Any]:
     """Read ModernBERT. llama.cpp counts the layers of its pattern from a layer without a window on."""
     config = read_sizes(keys)
-    keys.expect("rope.dimension_count", keys.rotary(config["hidden_size"] // max(config["num_attention_heads"], 1)))
+    _expect_whole_heads(keys, config)
     keys.take("attention.layer_norm_rms_epsilon", None)  # the converter writes it beside the one that counts
     num_layers, window = config["num_hidden_layers"], keys.window()
     key = "attention.sliding_window_pattern"
@@ -89,6 +96,8 @@ def _read_modernbert_gguf(keys: GGUFKeys) -> dict[str, Any]:
     if each is None:
         every = keys.count(key, 3, 0, MAX_LAYERS)
         each = [every == 0 or layer % every > 0 for layer in range(num_layers)]
+    if window is None and any(each) and keys.take(key, None) is not None:
+        raise keys.refuse(key, keys.take(key), "nothing, since no attention.sliding_window above 0 stands beside it")
     types = [SLIDING if has_window and window else FULL for has_window in each]
     return {
         **{key: value for key, value in config.items() if key != "layer_norm_eps"},

@@ -175,6 +175,8 @@ def _biases(given: Mapping[str, Any] | list[Any], model: Model) -> Iterator[tupl
         if not isinstance(each, list | tuple) or len(each) != 2:
             raise ApiError(400, f"logit_bias: {brief(each)} is not allowed: a token and its bias", "logit_bias")
         token, bias = each
+        if not isinstance(token, str) and type(token) is not int:
+            raise ApiError(400, f"logit_bias: {brief(token)} is no token: give an id or a text", "logit_bias")
         amount = float("-inf") if bias is False else bias
         is_id = isinstance(token, int) or (isinstance(given, Mapping) and str(token).isdecimal())
         for number in [token] if is_id else _ids(str(token), model):

@@ -80,8 +80,9 @@ class LlamaWriter(Writer):
         return all(each.is_over for each in self._texts)
 
     def note(self, piece: Piece) -> None:
-        self._texts[piece.index].probabilities += self._probabilities(piece)
-        self._texts[piece.index].take(piece)
+        text = self._texts[piece.index]
+        text.probabilities += [] if text.is_over or self._prepared.only_prompts else self._probabilities(piece)
+        text.take(piece)
 
     def answer(self, completions: List[Completion]) -> Json:
         found = []
@@ -97,7 +98,7 @@ class LlamaWriter(Writer):
             return
         probabilities = self._probabilities(piece)
         shown = text.take(piece)
-        if (shown or probabilities) and not self._prepared.only_prompts:
+        if (shown or piece.tokens) and not self._prepared.only_prompts:
             told = {"completion_probabilities": probabilities} if probabilities else {}
             timings = {"timings": self._timings(piece.index)} if self._options.times_each else {}
             new = {"content": shown, "tokens": list(piece.tokens), "tokens_predicted": len(text.tokens)}
@@ -151,7 +152,7 @@ class LlamaWriter(Writer):
             "tokens_evaluated": len(prompt),
             "generation_settings": self._settings(index),
             "prompt": "" if self._tokenizer is None else self._tokenizer.decode(prompt, False),
-            "has_new_line": "\n" in text.text,
+            "has_new_line": "\n" in text.text and not self._prepared.only_prompts,
             "truncated": self._ask.is_cut,
             "stop_type": text.stop or "limit",
             "stopping_word": text.word,

@@ -25,11 +25,16 @@ def pooling_of_file(path: Path) -> tuple[str | None, tuple[str, ...]]:
     """
     header = read_header(path)
     number = header.metadata.get(f"{header.metadata.get('general.architecture')}.pooling_type")
-    if number in (None, 0, RANK):
-        return None, ()
+    dense = tuple(name for name in DENSE if f"{name}.weight" in header.tensors)
+    if number is None or (type(number) is int and number in (0, RANK)):
+        return None, dense
+    return _pooling(path, "pooling_type", number), dense
+
+
+def _pooling(path: Path, key: str, number: object) -> str:
     if type(number) is not int or number not in POOLINGS:
-        raise CheckpointError(f"{path} has pooling_type {brief(number)}; known are {', '.join(map(str, POOLINGS))}")
-    return POOLINGS[number], tuple(name for name in DENSE if f"{name}.weight" in header.tensors)
+        raise CheckpointError(f"{path} has {key} {brief(number)}; known are {', '.join(map(str, POOLINGS))}")
+    return POOLINGS[number]
 
 
 def matrices_of_file(path: Path, names: tuple[str, ...]) -> Tensors:
@@ -50,12 +55,21 @@ def classifier_of_file(path: Path) -> tuple[str, list[tuple[str, str]], Tensors]
     if labels is None or (not encodes and labels.shape[0] == 2):
         return None
     has_first = "cls.weight" in header.tensors
-    if arch == "bert" and not has_first:
+    if encodes and not has_first:
         lost = "the matrix before its last one: llama.cpp's converter leaves out the pooler of BERT"
         raise CheckpointError(f"{path} scores texts and lacks {lost}; give the directory that it was made of")
+    width = header.metadata.get(f"{arch}.embedding_length")
+    wanted = {"cls.weight": (width, width), "cls.bias": (width,), "cls.norm.weight": (width,)}
+    outputs = labels.shape[0] if labels.shape else 0
+    wanted |= {"cls.output.weight": (outputs, width), "cls.output.bias": (outputs,)}
+    found = {name: tuple(header.tensors[name].shape) for name in wanted if name in header.tensors}
+    if wrong := [
+        f"{name} {list(shape)}, needs {list(wanted[name])}" for name, shape in found.items() if shape != wanted[name]
+    ]:
+        raise CheckpointError(f"{path} does not fit its metadata", misshapen=wrong)
     first = [("cls", GELU if arch == "modern-bert" else TANH)] if has_first else []
     norm = [("cls.norm", NORM)] if "cls.norm.weight" in header.tensors else []
     pooling = "cls" if encodes else "last"
     if arch == "modern-bert":  # llama.cpp takes the mean where the header says nothing
-        pooling = POOLINGS.get(header.metadata.get(f"{arch}.classifier.pooling_type", 1), "cls")
+        pooling = _pooling(path, key := "classifier.pooling_type", header.metadata.get(f"{arch}.{key}", 1))
     return pooling, [*first, *norm, ("cls.output", NONE)], matrices_of_file(path, CLASSIFIER)
