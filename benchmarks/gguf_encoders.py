@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.gguf_families import CONVERT
+from benchmarks.gguf_families import CONVERT, DECODE, answer_of, save_tokenizer
 from tests import gguf_files
 
 from tokenmill.engine.load import load
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Silent
-from tokenmill.text.vocab import tokenizer_from_gguf
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write.quantize import quantize
 
@@ -59,12 +58,7 @@ how.embeddings, how.pooling_type, how.n_threads, how.n_threads_batch = True, 0, 
 width, found = lib.llama_model_n_embd(model), []
 for tokens in texts:
     context = lib.llama_init_from_model(model, how)
-    batch = lib.llama_batch_init(len(tokens), 0, 1)
-    batch.n_tokens = len(tokens)
-    for place, token in enumerate(tokens):
-        batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.logits[place] = token, place, 1, 1
-        batch.seq_id[place][0] = 0
-    assert lib.llama_decode(context, batch) == 0
+    decode(lib, context, tokens)
     found.append([lib.llama_get_embeddings_ith(context, place)[:width] for place in range(len(tokens))])
 print("ANSWER", json.dumps(found))
 """
@@ -101,10 +95,7 @@ def made(name: str, folder: Path) -> tuple[Path, Any]:
             weight.normal_(std=0.25).add_(0.5 * (weight.ndim == 1))
     path = folder / name
     model.eval().save_pretrained(path)
-    tokenizer = tokenizer_from_gguf(gguf_files.vocabulary())
-    tokenizer.backend.save(str(path / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_texts}
-    (path / "tokenizer_config.json").write_text(json.dumps(names))
+    save_tokenizer(path)
     return path, model
 
 
@@ -127,12 +118,7 @@ def converted(source: str, path: Path) -> Path:
 
 def rows_there(python: str, file: Path, texts: list[list[int]]) -> list[torch.Tensor]:
     """The row of each token by llama.cpp."""
-    command = [python, "-c", RUN, json.dumps([str(file), texts])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    if done.returncode or not lines:
-        raise RuntimeError(" / ".join(done.stderr.splitlines()[-2:])[:300])
-    return [torch.tensor(rows) for rows in json.loads(lines[-1].removeprefix("ANSWER "))]
+    return [torch.tensor(rows) for rows in answer_of(python, DECODE + RUN, [str(file), texts])]
 
 
 def main() -> None:

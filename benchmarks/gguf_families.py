@@ -71,6 +71,17 @@ for directory, out in jobs:
         print(json.dumps([directory, traceback.format_exc(limit=-3)]))
 """
 
+# Decode tokens as one sequence from position 0, with an output for each token.
+DECODE = """
+def decode(lib, context, tokens):
+    batch = lib.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for place, token in enumerate(tokens):
+        batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.logits[place] = token, place, 1, 1
+        batch.seq_id[place][0] = 0
+    assert lib.llama_decode(context, batch) == 0
+"""
+
 # By llama.h of that source, of which the wheel must be nearly a contemporary: the defaults are compared.
 RUN = """
 import ctypes, json, os, sys, xllamacpp
@@ -114,12 +125,7 @@ context.n_ctx, context.type_k, context.type_v, context.flash_attn = 512, 0, 0, 0
 context.n_threads = context.n_threads_batch = threads
 state = lib.llama_init_from_model(model, context)
 assert state, "no context"
-batch = lib.llama_batch_init(len(tokens), 0, 1)
-batch.n_tokens = len(tokens)
-for place, token in enumerate(tokens):
-    batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.logits[place] = token, place, 1, 1
-    batch.seq_id[place][0] = 0
-assert lib.llama_decode(state, batch) == 0
+decode(lib, state, tokens)
 rows = [lib.llama_get_logits_ith(state, place)[:vocabulary] for place in range(len(tokens))]
 print("\\nANSWER", json.dumps(rows), flush=True)
 os._exit(0)
@@ -145,11 +151,16 @@ def made(name: str, folder: Path) -> tuple[Path, Any]:
         if "moe" not in kinds:
             del config["num_experts_per_tok"], config["n_routed_experts"], config["n_group"], config["topk_group"]
         (path / "config.json").write_text(json.dumps(config))
+    save_tokenizer(path)
+    return path, model
+
+
+def save_tokenizer(path: Path) -> None:
+    """Save a tokenizer of bytes beside a model."""
     tokenizer = tokenizer_from_gguf(gguf_files.vocabulary())
     tokenizer.backend.save(str(path / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_texts}
     (path / "tokenizer_config.json").write_text(json.dumps(names))
-    return path, model
 
 
 def greedy(model: Any, tokens: list[int]) -> tuple[list[int], torch.Tensor]:
@@ -181,15 +192,21 @@ def read_there(
     python: str, path: Path, tokens: list[int], wanted: list[int], vocabulary: int
 ) -> tuple[list[int], torch.Tensor]:
     """The same by llama.cpp. RuntimeError with the end of what it says, where it refuses the file."""
-    request = json.dumps([str(path), [*tokens, *wanted[:-1]], vocabulary, THREADS])
-    done = subprocess.run([python, "-c", RUN, request], capture_output=True, text=True, check=False, timeout=60)
+    request = [str(path), [*tokens, *wanted[:-1]], vocabulary, THREADS]
+    rows = answer_of(python, DECODE + RUN, request)[len(tokens) - 1 :]
+    found = torch.stack([_without_end(torch.tensor(row)) for row in rows])
+    return found.argmax(-1).tolist(), found
+
+
+def answer_of(python: str, program: str, request: list[Any]) -> Any:
+    """What a program says of a request, both as JSON. RuntimeError with the end of its errors, where it says none."""
+    command = [python, "-c", program, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     if done.returncode or not lines:
         said = [line for line in done.stderr.splitlines() if "error" in line.lower() or "assert" in line.lower()]
         raise RuntimeError(" / ".join(said[:3] or done.stderr.splitlines()[-2:])[:300])
-    rows = json.loads(lines[-1].removeprefix("ANSWER "))[len(tokens) - 1 :]
-    found = torch.stack([_without_end(torch.tensor(row)) for row in rows])
-    return found.argmax(-1).tolist(), found
+    return json.loads(lines[-1].removeprefix("ANSWER "))
 
 
 def difference(found: tuple[list[int], torch.Tensor], wanted: tuple[list[int], torch.Tensor]) -> str:

@@ -2,12 +2,14 @@
 
 import csv
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.batches.conftest import SETTINGS
 from tests.empty import check_empty
 from tests.tiny_encoders import save_encoder
 from tokenmill.batches.batch import How, opened
@@ -107,6 +109,24 @@ def test_broken_off_it_goes_on(engine, wanted, tmp_path):
     summary = run(engine, source, target)
     assert summary.num_known >= 2 and summary.num_rows == 5
     assert np.array_equal(np.array([row["embedding"] for row in read(target)], np.float32), wanted)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_beside_texts_with_few_blocks(pooling, chat_model, tmp_path):
+    """Two threads, drafts, and a cache for less than what runs, so that texts and rows are preempted."""
+    rows = [{"ids": [3 + (number * step) % 50 for step in range(1, 8 + number % 40)]} for number in range(40)]
+    asked, ids = ASKED | {"pooling": pooling}, [row["ids"] for row in rows]
+    settings = SETTINGS | {"cache_tokens": 128, "threads": 2}
+    with load(chat_model, **SETTINGS, speculate="off") as quiet:
+        wanted = quiet.embed(ids, pooling=pooling).numpy()
+        texts = [quiet.generate(prompt, max_new_tokens=40, ignore_eos=True).tokens for prompt in ids[:6]]
+    with load(chat_model, **settings) as busy, ThreadPoolExecutor(6) as threads:
+        others = [threads.submit(busy.generate, each, max_new_tokens=40, ignore_eos=True) for each in ids[:6]]
+        run(busy, source_of(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", column="ids", asked=asked)
+        assert [other.result().tokens for other in others] == texts
+        found = np.array([row["embedding"] for row in read(tmp_path / "out.jsonl")], np.float32)
+        assert np.array_equal(found, wanted)
+        check_empty(busy.core)
 
 
 def test_an_encoder(tmp_path):

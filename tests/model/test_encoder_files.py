@@ -139,14 +139,15 @@ def test_a_head_of_other_shapes_is_refused(name, shape, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "keys"),
-    [("nomic_bert", {"nomic-bert.rope.dimension_count": 6}), ("modernbert", {"modern-bert.rope.dimension_count": 6}),
+    [("gemma3_text", {"gemma-embedding.dense_2_feat_out": 96}),
+     ("nomic_bert", {"nomic-bert.rope.dimension_count": 6}), ("modernbert", {"modern-bert.rope.dimension_count": 6}),
      ("modernbert", {"modern-bert.attention.sliding_window": 0})],
 )  # fmt: skip
 def test_keys_that_contradict_are_refused(name, keys, tmp_path):
     path = save_encoder(name, tmp_path, **WRITTEN[name][1])
     header = read_header(written(path, tmp_path / "x.gguf", "none"))
     header.metadata.update(keys)
-    with pytest.raises(CheckpointError, match=r"dimension_count|sliding_window"):
+    with pytest.raises(CheckpointError, match=r"dimension_count|sliding_window|dense_2_feat_out"):
         read_gguf_config(path, header)
 
 

@@ -46,7 +46,7 @@ class Template:
 
 
 class NewColumns(Task):
-    """A task whose answers stand in new columns of the table. prefix: of the names of these."""
+    """A task whose answers stand in new columns of the table. prefix: stands before the name of each new column."""
 
     prefix: str
 

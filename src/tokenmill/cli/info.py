@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.info_beside import show_beside
+from tokenmill.cli.info_beside import show_beside, show_file
 from tokenmill.cli.models import find_path
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, write_text
@@ -55,6 +55,8 @@ def command(
     try:
         checkpoint = open_checkpoint(path)
     except CheckpointError as error:
+        if show_file(path, json):
+            return
         outline = None if check else read_outline(path)
         if outline is None:
             raise

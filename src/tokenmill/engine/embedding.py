@@ -243,7 +243,7 @@ def pooled(core: Core, tokens: List[int], how: Pooling, salt: bytes, adapter: An
 
 
 def check_finite(core: Core, made: NDArray[np.float32]) -> None:
-    """Raise RequestError for vectors whose numbers are not finite."""
+    """Raise RequestError if a vector has a number that is not finite."""
     if not np.isfinite(made).all():
         dtype = core.loaded.config.dtype
         raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")

@@ -4,6 +4,7 @@ ask first. The forms of answers are those of llama.cpp's tools/server/server-tas
 
 import json
 import math
+import time
 
 import httpx2
 import pytest
@@ -131,6 +132,18 @@ def test_a_stream(http, wanted):
     assert [each["stop"] for each in found] == [False] * (len(found) - 1) + [True]
     assert all("timings" in each for each in found)
     assert [each["tokens_predicted"] for each in found] == sorted(each["tokens_predicted"] for each in found)
+
+
+def test_a_client_that_leaves(server, http, wanted):
+    body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True, "n_cmpl": 2}
+    with http.stream("POST", "/completion", json=body) as answer:
+        next(answer.iter_lines())
+    ends_s = time.monotonic() + 20
+    while server.admission.num_open:
+        assert time.monotonic() < ends_s, "the request still runs"
+        time.sleep(0.01)
+    assert asked(http, {"prompt": PROMPT, **GREEDY})["content"] == wanted.text
+    check_empty(server.driver.core)
 
 
 def test_fields_of_the_answer(http, wanted):

@@ -226,13 +226,7 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
 def architectures() -> dict[str, str]:
     """Map llama.cpp's names of architectures to families; of families that share one to the first, the plain one."""
     found = {name: find_family({"model_type": name}).gguf for name in reversed([*FAMILIES, *ENCODERS])}
-    names = (
-        (name, each)
-        for name, facts in found.items()
-        if facts
-        for each in (facts.architecture, facts.with_experts, facts.encoder)
-    )
-    return {each: name for name, each in names if each}
+    return {each: name for name, facts in found.items() if facts for each in facts.architectures}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:

@@ -99,9 +99,7 @@ STORED = {
 }
 """llama.cpp's names of tensors that BERT and Nomic Embed have in common."""
 _STORED = {**STORED, "position_embd.weight": "position_embedding.weight", **QKV, **PLAIN_MLP}
-
-
-CAUSAL = {"attention.causal": False}
+NOT_CAUSAL = {"attention.causal": False}
 
 
 def read_sizes(keys: GGUFKeys) -> dict[str, Any]:
@@ -127,7 +125,7 @@ BERT = Family(
     ignored=("embeddings.position_ids",),
     further=HEADS,
     also=_OLDER,
-    gguf=InGGUF("bert", _STORED, read_sizes, lambda _: CAUSAL, ignored=CLASSIFIER, encodes=True),
+    gguf=InGGUF("bert", _STORED, read_sizes, lambda _: NOT_CAUSAL, ignored=CLASSIFIER, encodes=True),
 )
 ROBERTA = replace(
     BERT,

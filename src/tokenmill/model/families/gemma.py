@@ -123,9 +123,10 @@ def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config |= {"final_logit_softcapping": cap, "rope_local_base_freq": local}
     if keys.arch != _EMBEDDING:
         return config
-    for name in DENSE:  # whose shapes the tensors tell
-        for side in ("in", "out"):
-            keys.take(f"{name}_feat_{side}", None)
+    for name in DENSE:
+        stored = keys.tensors.get(f"{name}.weight")
+        for side, size in zip(("out", "in"), (None, None) if stored is None else stored.shape, strict=False):
+            keys.expect(f"{name}_feat_{side}", size)
     return config | {"use_bidirectional_attention": True}
 
 

@@ -343,3 +343,8 @@ class InGGUF:
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda _: {}
     encodes: bool = False
     encoder: str = ""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """List the names that llama.cpp has for models of the family."""
+        return tuple(filter(None, (self.architecture, self.with_experts, self.encoder)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.bert import CAUSAL, ENCODES, HEADS, LIKE_BERT, STORED, read_sizes
+from tokenmill.model.families.bert import ENCODES, HEADS, LIKE_BERT, NOT_CAUSAL, STORED, read_sizes
 from tokenmill.model.families.in_gguf import (
     CLASSIFIER,
     FULL,
@@ -113,7 +113,7 @@ def _read_modernbert_gguf(keys: GGUFKeys) -> dict[str, Any]:
 def _modernbert_metadata(model: ModelConfig) -> dict[str, Any]:
     local = next((rope for rope, window in zip(model.ropes, model.windows, strict=True) if window), None)
     ropes = {} if local is None else {"rope.freq_base_swa": local.theta}
-    return {**CAUSAL, **symmetric_window(model.windows), **ropes, "hidden_activation": model.activation}
+    return {**NOT_CAUSAL, **symmetric_window(model.windows), **ropes, "hidden_activation": model.activation}
 
 
 def _eurobert(reader: ConfigReader) -> dict[str, Any]:
@@ -219,7 +219,7 @@ NOMIC_BERT = Family(
         "nomic-bert",
         {**STORED, **FUSED_QKV, **GATED},
         _read_nomic_gguf,
-        lambda _: CAUSAL,
+        lambda _: NOT_CAUSAL,
         ignored=CLASSIFIER,
         needs=("no groups",),
         encodes=True,
@@ -235,5 +235,5 @@ EUROBERT = replace(
     nulls={"num_key_value_heads": None, "head_dim": None},
     harmless=(*_TRAINED.split(), "bos_token", "clf_pooling", "eos_token", "is_causal", "mask_token", "pad_token"),
     further=(*HEADS, "dense."),
-    gguf=InGGUF("eurobert", read=like_llama, metadata=lambda _: CAUSAL, needs=("no encoder biases",), encodes=True),
+    gguf=InGGUF("eurobert", read=like_llama, metadata=lambda _: NOT_CAUSAL, needs=("no encoder biases",), encodes=True),
 )

@@ -156,7 +156,7 @@ def _describe_body(schema: Json, models: List[str]) -> None:
         if field not in required and "type" in each:
             kept = {key: each.pop(key) for key in list(each) if key not in ("default", "title", "description")}
             each["anyOf"] = [kept, {"type": "null"}]
-        elif field not in required and {"type": "null"} not in each.get("anyOf", [{"type": "null"}]):
+        elif field not in required and "anyOf" in each and {"type": "null"} not in each["anyOf"]:
             each["anyOf"].append({"type": "null"})
     if "model" in properties:
         properties["model"] = {"enum": [*models] if "model" in required else [*models, None]}

@@ -36,8 +36,8 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0},
 }
 """llama.cpp's samplers → the settings without it. A body that lists samplers leaves out the others."""
-NO_SAMPLING = {"mirostat": (0,), "typical_p": (0, 1), "dynatemp_range": (0,), "adaptive_target": ()}
-"""Options of samplers that are not served → the values that ask for nothing; any number below 0 does for the last."""
+NO_SAMPLING = {"mirostat": (0,), "typical_p": (0, 1), "dynatemp_range": (0,)}
+"""Options of samplers that are not served → the values that turn them off."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class LlamaOptions:
 
 
 class LlamaFields(Settings):
-    """The fields of both routes. n_probs: likeliest tokens that are told at each token. samplers: those that are used;
-    their order is our own. n_indent, t_max_predict_ms: see LlamaOptions. response_fields: see LlamaOptions.fields.
+    """The fields of both routes. n_probs: likeliest tokens that are told at each token. samplers: the names of the
+    samplers that are used; their order is our own. adaptive_target: of a sampler that is not served, and that is off
+    below 0. n_indent, t_max_predict_ms: see LlamaOptions. response_fields: see LlamaOptions.fields.
     """
 
     UNSERVED: ClassVar = Body.UNSERVED | NO_SAMPLING | {"lora": ([],), "post_sampling_probs": (False,)}
@@ -66,6 +67,7 @@ class LlamaFields(Settings):
     logit_bias: dict[str, Any] | list[Any] | None = None
     n_probs: NumTop = 0
     samplers: ListOf[str] | None = None
+    adaptive_target: Annotated[float, Field(lt=0)] | None = None
     timings_per_token: bool = False
     response_fields: ListOf[str] = Field(default_factory=list)
     n_indent: Annotated[int, Field(ge=0)] = 0
@@ -76,7 +78,7 @@ class LlamaFields(Settings):
         given = self.model_extra or {}
         for name, nothing in self.UNSERVED.items():
             value = given.get(name)
-            if value is None or value in nothing or (name == "adaptive_target" and _is_below_0(value)):
+            if value is None or value in nothing:
                 continue
             why = f": {NEEDS[name]}" if name in NEEDS else ""
             raise ApiError(400, f"{name} = {brief(value)} is not supported{why}", name, "unsupported_parameter")
@@ -110,8 +112,9 @@ def parse_completion(body: LlamaBody, model: Model) -> Ask:
     ask.defaults = LLAMA_CPP
     for name in SAMPLERS.keys() - set(SAMPLERS if body.samplers is None else body.samplers):
         ask.sampling |= SAMPLERS[name]
-    given, many = body.prompt, isinstance(body.prompt, list) and not any(isinstance(each, int) for each in body.prompt)
-    ask.prompts = [_prompt(each) for each in given] if many and isinstance(given, list) else [_prompt(given)]
+    given = body.prompt
+    is_one = not isinstance(given, list) or any(isinstance(part, int) for part in given)
+    ask.prompts = [_prompt(each) for each in ([given] if is_one else given)]
     if not ask.prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
     return ask
@@ -181,10 +184,6 @@ def _biases(given: Mapping[str, Any] | list[Any], model: Model) -> Iterator[tupl
         is_id = isinstance(token, int) or (isinstance(given, Mapping) and str(token).isdecimal())
         for number in [token] if is_id else _ids(str(token), model):
             yield str(number), amount
-
-
-def _is_below_0(value: Any) -> bool:
-    return isinstance(value, int | float) and value < 0
 
 
 def _file(given: dict[str, Any], where: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
@@ -73,32 +73,32 @@ class LlamaWriter(Writer):
         self._options: LlamaOptions = ask.own
         self._ready_s = time.perf_counter()
         self._texts = [LlamaText(ask.own) for _ in prepared.request.sequences]
-        self._spellings = [self._spelling(index) for index in range(len(self._texts))]
+        self._spellings: dict[int, Spelling] = {}
 
     @property
     def is_enough(self) -> bool:  # type: ignore[override]
         return all(each.is_over for each in self._texts)
 
     def note(self, piece: Piece) -> None:
-        text = self._texts[piece.index]
-        text.probabilities += [] if text.is_over or self._prepared.only_prompts else self._probabilities(piece)
+        text, piece = self._texts[piece.index], self._wanted(piece)
+        text.probabilities += [] if text.is_over else self._probabilities(piece)
         text.take(piece)
 
     def answer(self, completions: List[Completion]) -> Json:
         found = []
         for index, text in enumerate(self._texts):
             told = {"completion_probabilities": text.probabilities} if text.probabilities else {}
-            tokens = text.tokens if self._ask.wants_ids and not self._prepared.only_prompts else []
+            tokens = text.tokens if self._ask.wants_ids else []
             found.append(self._chosen(self._final(index) | {"tokens": tokens} | told))
         return found[0] if len(found) == 1 else found  # type: ignore[return-value]
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        text = self._texts[piece.index]
+        text, piece = self._texts[piece.index], self._wanted(piece)
         if text.is_over:
             return
         probabilities = self._probabilities(piece)
         shown = text.take(piece)
-        if (shown or piece.tokens) and not self._prepared.only_prompts:
+        if shown or piece.tokens:
             told = {"completion_probabilities": probabilities} if probabilities else {}
             timings = {"timings": self._timings(piece.index)} if self._options.times_each else {}
             new = {"content": shown, "tokens": list(piece.tokens), "tokens_predicted": len(text.tokens)}
@@ -118,16 +118,24 @@ class LlamaWriter(Writer):
     def _pass_over(self, piece: Piece) -> None:
         self.note(piece)
 
-    def _spelling(self, index: int) -> Spelling:
-        prompt, skips = self._prepared.prompts[index // self._prepared.num_each], False
-        return Spelling(self._tokenizer, prompt, skip_special=skips)
+    def _wanted(self, piece: Piece) -> Piece:
+        """Leave out the new token of a piece where only the rows of the prompt are wanted."""
+        return replace(piece, text="", tokens=(), logprobs=None) if self._prepared.only_prompts else piece
+
+    def _prompt_of(self, index: int) -> list[int]:
+        return self._prepared.prompts[index // self._prepared.num_each]
 
     def _probabilities(self, piece: Piece) -> list[Json]:
         """Write each token of a piece with its log-probability and the likeliest ones in its place, if wanted."""
+        if not piece.logprobs:
+            return []
+        if (spelling := self._spellings.get(piece.index)) is None:
+            spelling = Spelling(self._tokenizer, self._prompt_of(piece.index), skip_special=False)
+            self._spellings[piece.index] = spelling
         found = []
-        for token, entry in zip(piece.tokens, piece.logprobs or (), strict=False):
-            found.append(self._probability(self._spellings[piece.index], token, entry))
-            self._spellings[piece.index].go_on(token)
+        for token, entry in zip(piece.tokens, piece.logprobs, strict=True):
+            found.append(self._probability(spelling, token, entry))
+            spelling.go_on(token)
         return found
 
     def _probability(self, spelling: Spelling, token: int, entry: TokenLogprobs) -> Json:
@@ -138,31 +146,29 @@ class LlamaWriter(Writer):
         return told(token, entry.logprob) | {"top_logprobs": [told(*each) for each in entry.top]}
 
     def _final(self, index: int) -> Json:
-        text = self._texts[index]
-        prompt = self._prepared.prompts[index // self._prepared.num_each]
-        num_new = 0 if self._prepared.only_prompts else len(text.tokens)
+        text, prompt = self._texts[index], self._prompt_of(index)
         return {
             "index": index,
-            "content": "" if self._prepared.only_prompts else text.text,
+            "content": text.text,
             "tokens": [],
             "id_slot": 0,
             "stop": True,
             "model": self._model,
-            "tokens_predicted": num_new,
+            "tokens_predicted": len(text.tokens),
             "tokens_evaluated": len(prompt),
             "generation_settings": self._settings(index),
             "prompt": "" if self._tokenizer is None else self._tokenizer.decode(prompt, False),
-            "has_new_line": "\n" in text.text and not self._prepared.only_prompts,
+            "has_new_line": "\n" in text.text,
             "truncated": self._ask.is_cut,
             "stop_type": text.stop or "limit",
             "stopping_word": text.word,
-            "tokens_cached": len(prompt) + num_new,
+            "tokens_cached": len(prompt) + len(text.tokens),
             "timings": self._timings(index),
             **self._warning_fields(),
         }
 
     def _settings(self, index: int) -> Json:
-        """Write the settings of a text that are not what they are for every text, by llama.cpp's names."""
+        """Write the settings of a text that differ from their defaults, and the usual ones, by llama.cpp's names."""
         params, usual = self._prepared.request.sequences[index].choosing.params, SamplingParams()
         shown = {name: value for name, value in asdict(params).items() if value != getattr(usual, name)}
         shown |= {name: getattr(params, name) for name in ("max_new_tokens", "seed", "temperature", "top_k", "top_p")}
@@ -172,9 +178,8 @@ class LlamaWriter(Writer):
     def _timings(self, index: int) -> Json:
         text, ended_s = self._texts[index], time.perf_counter()
         begun_s = ended_s if text.begun_s is None else text.begun_s
-        num_new = 0 if self._prepared.only_prompts else len(text.tokens)
         times = {"prompt": (self._num_prompt - self._num_cached, 1e3 * (begun_s - self._ready_s))}
-        times["predicted"] = (num_new, 1e3 * (ended_s - begun_s))
+        times["predicted"] = (len(text.tokens), 1e3 * (ended_s - begun_s))
         told: Json = {"cache_n": self._num_cached}
         for name, (number, ms) in times.items():
             each, rate = (ms / number if number else 0.0), (1e3 * number / ms if ms else 0.0)

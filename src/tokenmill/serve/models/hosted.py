@@ -10,8 +10,7 @@ from tokenmill.serve.facts.described import Described, describe_files, describe_
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import Served
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.value_reader import path_of
-from tokenmill.weights.adapters.named import named_adapters, weights_of
+from tokenmill.weights.adapters.named import named_adapters, paths_of_settings, weights_of
 
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
 
@@ -85,8 +84,7 @@ class Hosted:
     @property
     def num_bytes(self) -> int:
         """Memory that it takes while it is loaded: by its plan, and for adapters that clients have loaded beside."""
-        engine = self.setup.engine
-        planned = {*map(path_of, named_adapters(engine.lora_modules).values()), path_of(engine.adapter or "")}
+        planned = set(paths_of_settings(self.setup.engine))
         if self.served is not None:
             there = self.served.engine.adapters
             beside = [(Path(each.path), each.num_bytes) for each in there.values()]

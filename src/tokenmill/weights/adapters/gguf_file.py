@@ -52,8 +52,7 @@ def _check(metadata: dict[str, Any], path: Path, model: ModelConfig) -> float:
             f"{path} is active only after some tokens (adapter.alora.invocation_tokens): not implemented"
         )
     facts = in_gguf(model.family).gguf
-    names = () if facts is None else (facts.architecture, facts.with_experts, facts.encoder)
-    known = dict.fromkeys(filter(None, names))
+    known = () if facts is None else facts.architectures
     if (architecture := reader.text("general.architecture")) not in known:
         wanted = " or ".join(known) or "none that llama.cpp has"
         raise CheckpointError(f"{path} is for the architecture {architecture!r}, and this model's is {wanted}")

@@ -27,8 +27,12 @@ def weights_of(path: Path) -> Path:
     return next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
 
 
+def paths_of_settings(config: EngineConfig) -> list[Path]:
+    """List the paths of the adapters that settings name."""
+    return [path_of(path) for path in (*named_adapters(config.lora_modules).values(), *filter(None, [config.adapter]))]
+
+
 def adapter_bytes(config: EngineConfig) -> int:
     """Estimate the bytes of adapters in memory by the sizes of their files. A file that is not there counts nothing."""
-    paths = [*named_adapters(config.lora_modules).values(), *filter(None, [config.adapter])]
-    files = [weights_of(path_of(path)) for path in paths]
+    files = [weights_of(path) for path in paths_of_settings(config)]
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -30,9 +30,7 @@ def is_adapter(path: Path) -> bool:
     """Tell whether there is an adapter at a path: a directory of PEFT without a model, or llama.cpp's file."""
     if path.is_dir():
         return (path / CONFIG).is_file() and not (path / "config.json").is_file()
-    if path.suffix.lower() != ".gguf" or not path.is_file():
-        return False
-    return read_header(path).metadata.get("general.type") == "adapter"
+    return path.suffix.lower() == ".gguf" and read_header(path).metadata.get("general.type") == "adapter"
 
 
 def read_adapter_facts(path: Path) -> dict[str, Any]:
