@@ -20,7 +20,7 @@ namespace {
 constexpr int INPUTS = 2048, UNITS = 64;  // of two tiles each
 constexpr int ROUNDS = 7;                 // of which the best counts
 const char* const SCHEMES[] = {"float32", "bfloat16", "float16", "Q8", "Q4", "Q4_MIN", "Q4_WIDE",
-                               "Q4_PAIR", "Q8_WIDE", "Q5_WIDE", "Q6_HALVES", "Q5_MIN", "Q4_INTS", "Q5_INTS"};
+                               "Q4_PAIR", "Q8_WIDE", "Q5_WIDE", "Q6_HALVES", "Q5_MIN", "Q4_INTS", "Q5_INTS", "Q4_SUPER", "Q5_SUPER", "Q6_SUPER"};
 const char* const FORMATS[] = {"float32", "bfloat16", "int8", "float16"};
 
 double seconds() {
@@ -77,7 +77,7 @@ void fill(uint8_t* weights, int scheme, size_t bytes) {
   const bool wide = scheme == Q4_WIDE || scheme == Q8_WIDE || scheme == Q5_WIDE;
   const size_t block = (size_t)tile_bytes(scheme, PAD);
   const size_t header = wide && scheme != Q8_WIDE ? 256 : scheme == Q8_WIDE || scheme == Q4_MIN || scheme == Q5_MIN ? 128 : 64;
-  for (size_t at = 0; at < bytes; at += block)
+  for (size_t at = 0; at < bytes; at += is_super(scheme) ? SUPER / PAD * block + HEAD : block)
     for (size_t i = 0; i < header; i += wide ? 4 : 2) {
       const float scale = 0.01f * (float)(1 + random() % 7);
       const uint16_t word = half();

@@ -47,6 +47,9 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
         product<IntegerWeights<5, 128, true>>,               // Q5_MIN
         product<IntegerWeights<4, 128, true, false, false, true>>,  // Q4_INTS
         product<IntegerWeights<5, 128, true, false, false, true>>,  // Q5_INTS
+        product<IntegerWeights<4, 64, true, false, false, true, true>>,  // Q4_SUPER
+        product<IntegerWeights<5, 64, true, false, false, true, true>>,  // Q5_SUPER
+        product<IntegerWeights<6, 64, false, false, false, false, true>>,  // Q6_SUPER
     },
     convert,
     norm,

@@ -11,11 +11,14 @@
 // How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN, Q5_MIN: with minimums; Q4_WIDE,
 // Q5_WIDE: with minimums, which are float32 as the scales are; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with
 // scales as float32; Q6_HALVES: with an integer factor of the scale for each half of a group; Q4_INTS, Q5_INTS: with minimums, and
-// both are integers times a half float.
+// both are integers times a half float. Q4_SUPER, Q5_SUPER, Q6_SUPER: as Q4_INTS, Q5_INTS, Q6_HALVES, with the same half floats for
+// SUPER inputs.
 enum Scheme {
   FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, Q8 = 3, Q4 = 4, Q4_MIN = 5, Q4_WIDE = 6, Q4_PAIR = 7, Q8_WIDE = 8, Q5_WIDE = 9,
-  Q6_HALVES = 10, Q5_MIN = 11, Q4_INTS = 12, Q5_INTS = 13, NUM_SCHEMES = 14
+  Q6_HALVES = 10, Q5_MIN = 11, Q4_INTS = 12, Q5_INTS = 13, Q4_SUPER = 14, Q5_SUPER = 15, Q6_SUPER = 16,
+  NUM_SCHEMES = 17
 };
+inline constexpr bool is_super(int scheme) { return scheme == Q4_SUPER || scheme == Q5_SUPER || scheme == Q6_SUPER; }
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
 // each token and head (cache). AS_FLOAT16 is of the cache alone.
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2, AS_FLOAT16 = 3, NUM_FORMATS = 4 };
@@ -27,6 +30,7 @@ enum {
   TILE = 16,            // rows of a weight tile, and lanes of a vector
   GROUP = 32,           // consecutive inputs that share a scale
   PAD = 64,             // the number of inputs is padded with zeros to a multiple of this
+  SUPER = 256,          // inputs whose scales are multiples of the same numbers, as GGUF's K-quants have them
   SPLIT = 128,          // cached positions that attention reads before it merges partial results
   PREFETCH_BYTES = 128  // of the KV cache, prefetched for each tile, group and eight tokens of a product
 };

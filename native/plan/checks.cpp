@@ -100,6 +100,8 @@ void check_unit(const TmOp& op, const TmUnit& unit) {
   require(is_scheme(unit.scheme), "a unit has an unknown scheme");
   require(!unit.data || !unit.gate == (op.epilogue != TM_GATED), "a unit has no gate, or one that nothing reads");
   require(!unit.gate || is_scheme(unit.gate_scheme), "a unit's gate has an unknown scheme");
+  for (int scheme : {unit.scheme, unit.gate ? unit.gate_scheme : unit.scheme})
+    require(!is_super(scheme) || op.inputs % SUPER == 0, "a unit in superblocks has a part of one");
   require(unit.first >= 0 && unit.count > 0 && unit.count <= limit && unit.first <= op.outputs - unit.count,
           "a unit's rows are not those of its linear");
   // What is stored begins anywhere: parts of a matrix have any number of rows.
@@ -149,6 +151,7 @@ void check_embedding(const TmModel& m, const TmOp& op) {
     const TmUnit& unit = op.units[i];
     require(unit.data || m.num_ranks > 1, "a unit of an embedding has no codes");
     require(!unit.data || (is_scheme(unit.scheme) && !is_table(unit.scheme)), "a unit of an embedding has no codes");
+    require(!is_super(unit.scheme) || m.hidden % SUPER == 0, "a unit of an embedding in superblocks has a part of one");
     require(unit.first == i * GROUP && unit.count == std::min((int)GROUP, op.outputs - unit.first),
             "a unit of an embedding has other rows");
   }

@@ -1,6 +1,7 @@
 // Prefetching of weights and of the KV cache during products. Included by products.h and products_amx.h.
 #pragma once
 #include "kernels/kernels.h"
+#include "products/tile_bytes.h"
 #include "vector/vector.h"
 
 namespace {
@@ -31,15 +32,17 @@ template <int N, bool COLD> TM_INLINE void prefetch(const void* weights) {
 }
 
 // A block of 64 inputs in each of R tiles that are read side by side. The tiles lie one behind the other, `size` bytes each;
-// BLOCK is the size of a block.
-template <int R, int N, bool COLD, int BLOCK> class TileBlock {
+// BLOCK is the size of a block. IS_SUPER: blocks share heads.
+template <int R, int N, bool COLD, int BLOCK, bool IS_SUPER> class TileBlock {
  public:
   TileBlock(const uint8_t* tiles, int64_t size, int block)
-      : block_(tiles + (int64_t)block * BLOCK),
+      : block_(tiles + block_at(block, BLOCK, IS_SUPER)),
+        head_(IS_SUPER ? tiles + head_at(block, BLOCK) : block_),
         l1_(tiles + address_after(L1_DISTANCE, size, block)),
         l2_(tiles + address_after(L2_DISTANCE, size, block)),
         size_(size) {}
   const uint8_t* at(int r, int offset) const { return block_ + r * size_ + offset; }
+  const uint8_t* head(int r) const { return head_ + r * size_; }
   // Always inlined: gcc takes a function that does nothing but prefetch for one without effect, and may leave out its calls.
   __attribute__((always_inline)) void prefetch_ahead(int offset) const {
     if (N < MIN_TOKENS_OF_CODES) return;
@@ -49,20 +52,15 @@ template <int R, int N, bool COLD, int BLOCK> class TileBlock {
  private:
   // The address that is read `bytes` bytes after this block: in the same tiles, or in the R tiles behind them.
   static int64_t address_after(int bytes, int64_t size, int block) {
-    if (R == 1) return (int64_t)block * BLOCK + bytes;
-    int64_t at = (int64_t)(block + (bytes + R * BLOCK - 1) / (R * BLOCK)) * BLOCK, passed = 0;
+    if (R == 1) return block_at(block, BLOCK, IS_SUPER) + bytes;
+    int64_t at = block_at(block + (bytes + R * BLOCK - 1) / (R * BLOCK), BLOCK, IS_SUPER), passed = 0;
     for (; at >= size; at -= size) passed += R * size;
     return passed + at;
   }
 
-  const uint8_t *block_, *l1_, *l2_;
+  const uint8_t *block_, *head_, *l1_, *l2_;
   int64_t size_;
 };
-
-// The scales of a group, or its minimums, where they are integers times half floats; see products.h.
-TM_INLINE F integer_scale(const uint8_t* header, int g, int is_minimum) {
-  return mul(half((const uint16_t*)(header + 32 * is_minimum)), from_codes((const int8_t*)header + 64 + 32 * g + 16 * is_minimum));
-}
 
 // Prefetches the next PREFETCH_BYTES of the KV cache into the second-level cache. Products of integer weights with eight tokens
 // leave memory idle.

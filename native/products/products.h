@@ -57,6 +57,7 @@ TM_INLINE F load_number(const uint16_t* p) { return half(p); }
 template <class Number> struct FloatWeights {
   static constexpr int BLOCK = (int)sizeof(Number) * TILE * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
   static constexpr bool INTEGER = false, HAS_AMX = false;
+  static int64_t num_bytes(int k) { return block_at(k / PAD, BLOCK, false); }
 #if defined(TM_AVX2)
   static constexpr bool UNPACKS = sizeof(Number) == 2;  // float16 is converted once for many tokens
 #else
@@ -118,6 +119,7 @@ template <class Number> struct FloatWeights {
 struct Bfloat16Weights {
   static constexpr int BLOCK = 32 * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = BFLOAT16_TOKENS;
   static constexpr bool INTEGER = false, HAS_AMX = false, UNPACKS = false;
+  static int64_t num_bytes(int k) { return block_at(k / PAD, BLOCK, false); }
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
     const uint16_t *w = (const uint16_t*)job.w, *x = job.x.bfloats + (int64_t)job.first * job.x.k;
@@ -139,17 +141,20 @@ struct Bfloat16Weights {
 // groups. The dot product of a group is an exact integer; its product with the scales is added to the sum in the order of the
 // groups. Scales and minimums are half floats, or floats where WIDE. SHARED_SCALE: both groups have the same scale and minimum.
 // INTS: two half floats for each row, then for each group the integers by which they are multiplied, one byte each, [scale,
-// minimum][16 rows]. Both factors are so short that the product is exact.
+// minimum][16 rows]. Both factors are so short that the product is exact. IS_SUPER: half floats stand in a head before four blocks
+// that share them, and the header of a block has what follows them.
 //
 // Codes of 5 and 6 bits begin with their high bits, a line of 64 bytes for each bit, and go on as codes of 4 bits do. Bit i of a
 // byte is the high bit of quad i of the group for 5 bits; for 6 bits a byte has the high bits of four quads, see StoredGroup.
 // Behind the scales of 6-bit codes stand factors of one byte for the halves of both groups: the codes of half a group, minus 32,
 // are multiplied by the scale and by their factor. Factors are multiplied as integers, so that these sums are exact too.
 template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, bool SHARED_SCALE = false,
-          bool INTS = false>
+          bool INTS = false, bool IS_SUPER = false>
 struct IntegerWeights {
-  static constexpr int BLOCK = HEADER + 128 * BITS;
-  static constexpr bool INTEGER = true;
+  static constexpr int BLOCK = HEADER + 128 * BITS, CODE_BITS = BITS;
+  static constexpr bool INTEGER = true, MINIMUMS = HAS_MINIMUM;
+  template <int R, int N, bool COLD> using BlockOf = TileBlock<R, N, COLD, BLOCK, IS_SUPER>;
+  static int64_t num_bytes(int k) { return (int64_t)(k / PAD) * BLOCK + (IS_SUPER ? k / SUPER * HEAD : 0); }
   // An activation is broadcast to all lanes once for two tiles, because products of one tile wait for these loads. More sums
   // do not fit into the registers. Without VNNI each product takes registers of its own.
 #if defined(TM_AVX512) && defined(TM_VNNI)
@@ -196,12 +201,18 @@ struct IntegerWeights {
       if (Q < BITS) group.block.prefetch_ahead(HEADER + 64 * (BITS * group.g + Q));
     }
     TM_INLINE F load_scales(const uint8_t* at) { return WIDE ? load((const float*)at) : half((const uint16_t*)at); }
+    // Where INTS, the product of a half float and the group's integer; IS_MINIMUM 0 or 1.
+    template <int IS_MINIMUM> TM_INLINE F integer_scale(const StoredGroup& group, int r) {
+      const int8_t* integers = (const int8_t*)group.block.at(r, HEADER - 64 + 32 * group.g + 16 * IS_MINIMUM);
+      return mul(half((const uint16_t*)(group.block.head(r) + 32 * IS_MINIMUM)), from_codes(integers));
+    }
     TM_INLINE F scale(const StoredGroup& group, int r) {
-      return INTS ? integer_scale(group.block.at(r, 0), group.g, 0) : load_scales(group.block.at(r, SCALES_AT * group.g));
+      if constexpr (INTS) return integer_scale<0>(group, r);
+      return load_scales(IS_SUPER ? group.block.head(r) : group.block.at(r, SCALES_AT * group.g));
     }
     TM_INLINE F minimum(const StoredGroup& group, int r) {
-      return INTS ? integer_scale(group.block.at(r, 0), group.g, 1)
-                  : load_scales(group.block.at(r, MINIMUMS_AT + SCALES_AT * group.g));
+      if constexpr (INTS) return integer_scale<1>(group, r);
+      return load_scales(group.block.at(r, MINIMUMS_AT + SCALES_AT * group.g));
     }
     TM_INLINE Factors factors(const StoredGroup& group, int r, int half) {
       return load_factors((const int8_t*)group.block.at(r, HEADER - 64 + 32 * group.g + TILE * half));
@@ -303,7 +314,7 @@ struct IntegerWeights {
     for (int r = 0; r < R; r++)
       for (int t = 0; t < N; t++) sums[r][t] = set1(0);
     for (int index = 0; index < x.k / PAD; index++) {
-      using Block = TileBlock<R, N, COLD, BLOCK>;
+      using Block = BlockOf<R, N, COLD>;
       const Block block(job.w, job.size, index);
       TM_UNROLL for (int g = 0; g < 2; g++) {
         for (int r = 0; r < R; r++) prefetch_kv<PREFETCHES_KV>(kv_prefetch);
@@ -361,7 +372,7 @@ struct IntegerWeights {
     for (int from = 0; from < groups; from += UNPACKED_GROUPS) {
       const int count = groups - from < UNPACKED_GROUPS ? groups - from : UNPACKED_GROUPS;
       for (int g = 0; g < count; g++) {
-        using Block = TileBlock<1, TOKENS_TOGETHER, true, BLOCK>;
+        using Block = BlockOf<1, TOKENS_TOGETHER, true>;
         const Block block(job.w, job.size, (from + g) / 2);
         unpack(StoredGroup<Block>{block, g % 2}, unpacked[g]);
         for (int i = 0; kv_prefetch && i < tokens / 8; i++) prefetch_kv<true>(kv_prefetch);
@@ -373,8 +384,7 @@ struct IntegerWeights {
   static constexpr bool HAS_AMX = BITS == 4 || BITS == 8;
 #if defined(TM_AMX)
   static void run_amx(const TileJob& job, int count) {
-    integer_tile_amx<BITS, HEADER, HAS_MINIMUM, WIDE, SHARED_SCALE, INTS>(job.w, job.x, job.first, count, job.out, job.stride,
-                                                                    job.kv_prefetch);
+    integer_tile_amx<IntegerWeights>(job.w, job.size, job.x, job.first, count, job.out, job.stride, job.kv_prefetch);
   }
 #endif
 };
@@ -414,7 +424,7 @@ template <class Scheme, int R> void run(const TileJob& all, int count) {
 // One tile or two, and any number of tokens.
 template <class Scheme>
 void product(const uint8_t* w, int tiles, const Activations& x, int first, int count, float* out, int stride) {
-  const TileJob all{x, w, x.k / PAD * (int64_t)Scheme::BLOCK, first, out, stride, x.kv_prefetch};
+  const TileJob all{x, w, Scheme::num_bytes(x.k), first, out, stride, x.kv_prefetch};
   int done = 0;
 #if defined(TM_AMX)
   if constexpr (Scheme::HAS_AMX) {

@@ -30,7 +30,7 @@ void begin_tiles() { _tile_loadconfig(&TILE_CONFIG); }
 
 void end_tiles() { _tile_release(); }
 
-// The codes of a group as signed bytes [8][16 rows][4 inputs]. 4-bit codes with minimums stay unsigned.
+// The codes of a group, lines of 64 bytes, as signed bytes [8][16 rows][4 inputs]. 4-bit codes with minimums stay unsigned.
 template <int BITS, bool HAS_MINIMUM> TM_INLINE void expand_codes(const uint8_t* codes, uint8_t* out) {
   const __m512i middle = _mm512_set1_epi8(BITS == 8 ? (char)128 : HAS_MINIMUM ? 0 : 8);
   for (int i = 0; i < BITS; i++) {
@@ -54,27 +54,25 @@ TM_INLINE void dot_amx(const uint8_t* codes, const int8_t* bytes, int k, int32_t
   _tile_stored(0, dots, 64);
 }
 
-// products.h describes the layouts. The matrix unit is one pair of groups ahead of the arithmetic on its results.
-template <int BITS, int HEADER, bool HAS_MINIMUM, bool WIDE, bool SHARED_SCALE, bool INTS>
-void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int count, float* out, int64_t stride,
+// A tile of `tile_size` bytes from w on; Scheme, of products.h, knows its layout. The matrix unit is one pair of groups ahead of the
+// arithmetic on its results.
+template <class Scheme>
+void integer_tile_amx(const uint8_t* w, int64_t tile_size, const Activations& x, int first, int count, float* out, int64_t stride,
                       const uint8_t* kv_prefetch) {
+  using Block = typename Scheme::template BlockOf<1, AMX_TOKENS, true>;
+  using Group = typename Scheme::template StoredGroup<Block>;
   alignas(64) uint8_t codes[GROUPS_AT_ONCE][512];
   alignas(64) float scales[GROUPS_AT_ONCE][16], minimums[GROUPS_AT_ONCE][16];
   alignas(64) int32_t dots[4][256];
   const int groups = x.k / GROUP;
-  constexpr int BLOCK = HEADER + 2 * 64 * BITS;
   for (int from = 0; from < groups; from += GROUPS_AT_ONCE) {
     const int size = groups - from < GROUPS_AT_ONCE ? groups - from : GROUPS_AT_ONCE;  // even
-    const uint8_t* block = w;
     for (int i = 0; i < size; i++) {
-      const int g = i % 2;
-      expand_codes<BITS, HAS_MINIMUM>(w + HEADER + 64 * BITS * g, codes[i]);
-      store(scales[i], INTS ? integer_scale(w, g, 0) : WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (SHARED_SCALE ? 0 : 32 * g))));
-      if (HAS_MINIMUM)
-        store(minimums[i], INTS   ? integer_scale(w, g, 1)
-                           : WIDE ? load((const float*)(w + 128 + 64 * g))
-                                  : half((const uint16_t*)(w + (SHARED_SCALE ? 32 : 64 + 32 * g))));
-      if (g) w += BLOCK;
+      const Block block(w, tile_size, (from + i) / 2);
+      const Group group{block, i % 2};
+      expand_codes<Scheme::CODE_BITS, Scheme::MINIMUMS>(group.line(0, 0), codes[i]);
+      store(scales[i], Group::scale(group, 0));
+      if constexpr (Scheme::MINIMUMS) store(minimums[i], Group::minimum(group, 0));
     }
     for (int token = 0; token < count; token += AMX_TOKENS) {
       const int8_t* bytes = x.codes + (int64_t)(first + token) * x.k + GROUP * from;
@@ -86,7 +84,8 @@ void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int cou
       dot_amx(codes[1], bytes + GROUP, x.k, dots[1]);
       for (int pair = 0; pair < size; pair += 2) {
         const int here = pair & 2, next = here ^ 2;
-        for (int line = 0; !token && line < BLOCK; line += 64) prefetch<AMX_TOKENS, true>(block + pair / 2 * BLOCK + line);
+        const Block block(w, tile_size, (from + pair) / 2);
+        for (int line = 0; !token && line < Scheme::BLOCK; line += 64) block.prefetch_ahead(line);
         if (pair + 2 < size) {
           dot_amx(codes[pair + 2], bytes + GROUP * (pair + 2), x.k, dots[next]);
           dot_amx(codes[pair + 3], bytes + GROUP * (pair + 3), x.k, dots[next + 1]);
@@ -98,7 +97,7 @@ void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int cou
             const F dot = from_int({_mm512_load_si512(dots[here + i - pair] + 16 * t)});
             sums[t] = fma(dot, mul(scale, set1(x.scales[at + i + t * (int64_t)groups])), sums[t]);
           }
-          if (!HAS_MINIMUM) continue;
+          if (!Scheme::MINIMUMS) continue;
           const F minimum = load(minimums[i]);
           TM_UNROLL for (int t = 0; t < AMX_TOKENS; t++)
             sums[t] = fma(minimum, set1(x.scaled_sums[at + i + t * (int64_t)groups]), sums[t]);

@@ -1,8 +1,18 @@
-// Size of a weight tile in each scheme. The layouts are described in products.h.
+// Sizes and places in a weight tile of each scheme. The layouts are described in products.h.
 #pragma once
 #include "kernels/kernels.h"
 
-// Bytes of one tile of 16 rows and k inputs.
+constexpr int HEAD = 64;  // bytes before the blocks of SUPER inputs, where these share numbers
+
+// Where a block of PAD inputs begins in a tile, and the head that it shares with others, which lies before the first of them.
+inline constexpr int64_t block_at(int index, int block_bytes, bool is_super) {
+  return (int64_t)index * block_bytes + (is_super ? (index / (SUPER / PAD) + 1) * HEAD : 0);
+}
+inline constexpr int64_t head_at(int index, int block_bytes) {
+  return block_at(index / (SUPER / PAD) * (SUPER / PAD), block_bytes, true) - HEAD;
+}
+
+// Bytes of one tile of 16 rows and k inputs, a multiple of SUPER where these share numbers; PAD is a block without a head.
 inline int64_t tile_bytes(int scheme, int k) {
   const int64_t padded = rounded(k, PAD);
   switch (scheme) {
@@ -19,6 +29,9 @@ inline int64_t tile_bytes(int scheme, int k) {
     case Q5_MIN: return padded / PAD * (128 + 640);
     case Q5_WIDE: return padded / PAD * (256 + 640);
     case Q6_HALVES: return padded / PAD * (128 + 768);
+    case Q4_SUPER: return padded / PAD * (64 + 512) + padded / SUPER * HEAD;
+    case Q5_SUPER: return padded / PAD * (64 + 640) + padded / SUPER * HEAD;
+    case Q6_SUPER: return padded / PAD * (64 + 768) + padded / SUPER * HEAD;
     default: return padded / PAD * (256 + 512);
   }
 }

@@ -31,15 +31,15 @@ void round_to_type(float* row, int count, int scheme) {
 }
 
 // One row of tiles of codes, as products/products.h lays them out: for each 64 inputs a header with the scales of both groups,
-// then their minimums, then the codes, four inputs of 16 rows beside each other.
+// then their minimums, then the codes, four inputs of 16 rows beside each other. Scales of 256 inputs may lie before their blocks.
 struct CodedRow {
   const uint8_t* tile;
   int scheme, lane;
 
-  bool has_integers() const { return scheme == Q4_INTS || scheme == Q5_INTS; }
-  float integer(const uint8_t* header, int group, int is_minimum) const {
-    return half_value(((const uint16_t*)header)[is_minimum * TILE + lane]) *
-           (float)((const int8_t*)header)[64 + 32 * group + TILE * is_minimum + lane];
+  bool has_integers() const { return scheme == Q4_INTS || scheme == Q5_INTS || scheme == Q4_SUPER || scheme == Q5_SUPER; }
+  bool has_factors() const { return scheme == Q6_HALVES || scheme == Q6_SUPER; }
+  float integer(const uint8_t* head, const int8_t* integers, int group, int is_minimum) const {
+    return half_value(((const uint16_t*)head)[is_minimum * TILE + lane]) * (float)integers[32 * group + TILE * is_minimum + lane];
   }
   float number(const uint8_t* header, int at) const {
     const bool wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
@@ -58,22 +58,24 @@ struct CodedRow {
   int code_bits() const {
     switch (scheme) {
       case Q8: case Q8_WIDE: return 8;
-      case Q5_MIN: case Q5_WIDE: case Q5_INTS: return 5;
-      case Q6_HALVES: return 6;
+      case Q5_MIN: case Q5_WIDE: case Q5_INTS: case Q5_SUPER: return 5;
+      case Q6_HALVES: case Q6_SUPER: return 6;
       default: return 4;
     }
   }
   void read(float* row, int width) const {
-    const bool has_minimums = scheme >= Q4_MIN && scheme != Q8_WIDE && scheme != Q6_HALVES;
-    const int bits = code_bits(), zero = 1 << (bits - 1), groups = scheme == Q4_PAIR ? 1 : 2;
-    const int64_t block = tile_bytes(scheme, PAD), header = block - 128 * bits;
+    const bool has_minimums = scheme >= Q4_MIN && scheme != Q8_WIDE && !has_factors(), shares = is_super(scheme);
+    const int bits = code_bits(), zero = 1 << (bits - 1), groups = scheme == Q4_PAIR || shares ? 1 : 2;
+    const int block = (int)tile_bytes(scheme, PAD);  // without a head
     for (int k = 0; k < width; k++) {
-      const uint8_t* at = tile + k / PAD * block;
+      const uint8_t* codes = tile + block_at(k / PAD, block, shares) + block - 128 * bits;
+      const uint8_t* scales = tile + (shares ? head_at(k / PAD, block) : block_at(k / PAD, block, false));
+      const int8_t* integers = (const int8_t*)codes - 64;
       const int group = k % PAD / GROUP, place = (groups == 1 ? 0 : group) * TILE + lane;
-      const float scale = has_integers() ? integer(at, group, 0) : number(at, place);
-      const int factor = scheme == Q6_HALVES ? ((const int8_t*)at)[64 + k % PAD / 16 * TILE + lane] : 1;
-      const int value = code(at + header, group, k % GROUP);
-      const float minimum = has_integers() ? integer(at, group, 1) : has_minimums ? number(at, groups * TILE + place) : 0;
+      const float scale = has_integers() ? integer(scales, integers, group, 0) : number(scales, place);
+      const int factor = has_factors() ? integers[k % PAD / 16 * TILE + lane] : 1;
+      const int value = code(codes, group, k % GROUP);
+      const float minimum = has_integers() ? integer(scales, integers, group, 1) : has_minimums ? number(scales, groups * TILE + place) : 0;
       row[k] = has_minimums ? (float)value * scale + minimum : (float)((value - zero) * factor) * scale;
     }
   }

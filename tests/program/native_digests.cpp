@@ -60,7 +60,7 @@ struct Rows {
 
 // Two tiles. EXACT: all scales, minimums and factors are 1.
 static std::vector<uint8_t> two_tiles(int scheme, int k, bool exact) {
-  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64};  // bytes of scales and minimums
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64, 64, 64, 64};  // bytes of scales and minimums
   const bool wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
   std::vector<uint8_t> tiles(2 * (size_t)tile_bytes(scheme, k));
   for (uint8_t& byte : tiles) byte = (uint8_t)generator();
@@ -70,21 +70,23 @@ static std::vector<uint8_t> two_tiles(int scheme, int k, bool exact) {
     if (scheme == FLOAT16) ((uint16_t*)tiles.data())[i] = half_bits(uniform(1));
   }
   for (int pair = 0; scheme >= Q8 && pair < 2 * k / PAD; pair++) {
-    uint8_t* header = tiles.data() + pair * tile_bytes(scheme, PAD);
+    const int block = (int)tile_bytes(scheme, PAD);
+    uint8_t* header = tiles.data() + (is_super(scheme) ? head_at(pair, block) : block_at(pair, block, false));
     for (int i = 0; i < headers[scheme] / 4; i++) {
       const float number = exact ? 1 : uniform(0.01f);
       const uint32_t halves = exact ? 0x3c003c00 : (uint32_t)half_bits(number) << 16 | half_bits(uniform(0.01f));
       memcpy(header + 4 * i, wide ? (const void*)&number : (const void*)&halves, 4);
     }
-    const int bits = scheme == Q6_HALVES ? 6 : scheme == Q4_INTS ? 4 : scheme == Q5_INTS ? 5 : 0;  // where integers follow
-    if (bits && exact) memset(header + headers[scheme], 1, (size_t)(tile_bytes(scheme, PAD) - headers[scheme] - 128 * bits));
+    const int bits_of[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 4, 5, 4, 5, 6}, bits = bits_of[scheme];  // where integers precede codes
+    const int64_t codes = block_at(pair, block, is_super(scheme)) + block - 128 * bits;
+    if (bits && exact) memset(tiles.data() + codes - 64, 1, 64);
   }
   return tiles;
 }
 
 static void products(const Kernels& kernels, int scheme, bool exact) {
   Digest digest(kernels, std::string(exact ? "exact" : "") + "product:" + std::to_string(scheme));
-  const int k = 192, most = 21;
+  const int k = is_super(scheme) ? (int)SUPER : 192, most = 21;
   Rows rows(most, k);
   const std::vector<float> x = numbers<float>((size_t)(most * k), 3);
   for (int format : {AS_FLOAT32, AS_BFLOAT16, AS_INT8}) kernels.convert(x.data(), k, rows.as(format, k), 0, most, 0, k);

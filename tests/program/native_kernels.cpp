@@ -56,9 +56,10 @@ static std::vector<uint8_t> weights(int scheme, int k) {
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = (uint16_t)(0x3f00 + (generator() & 0x80ff));
   if (scheme == FLOAT16)
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = half_bits(normal());
-  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64};  // bytes of scales and minimums
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64, 64, 64, 64};  // bytes of scales and minimums
   for (int pair = 0; scheme >= Q8 && pair < k / PAD; pair++) {
-    uint8_t* header = tile.data() + pair * tile_bytes(scheme, PAD);
+    const int block = (int)tile_bytes(scheme, PAD);
+    uint8_t* header = tile.data() + (is_super(scheme) ? head_at(pair, block) : block_at(pair, block, false));
     for (int i = 0; i < headers[scheme] / 4; i++) {
       const float wide = normal() * 0.01f;
       const uint32_t halves = (0x2000 + (generator() & 0x83ff)) | (0x2000 + (generator() & 0x83ff)) << 16;
@@ -70,10 +71,13 @@ static std::vector<uint8_t> weights(int scheme, int k) {
 
 // The weight of one row and input of a tile, as products/products.h describes the layouts.
 static double weight(const uint8_t* tile, int scheme, int row, int input) {
-  static const int bits_of[] = {0, 0, 0, 8, 4, 4, 4, 4, 8, 5, 6, 5, 4, 5};
+  static const int bits_of[] = {0, 0, 0, 8, 4, 4, 4, 4, 8, 5, 6, 5, 4, 5, 4, 5, 6};
   const int bits = bits_of[scheme], group = input % PAD / GROUP, i = input % GROUP;
-  const int64_t size = tile_bytes(scheme, PAD), header_size = size - 128 * bits;
-  const uint8_t *header = tile + input / PAD * size, *codes = header + header_size + 64 * bits * group + 4 * row + i % 4;
+  const int size = (int)tile_bytes(scheme, PAD), pair = input / PAD;
+  const uint8_t* block = tile + pair * size + (is_super(scheme) ? 64 * (pair / 4 + 1) : 0);
+  const uint8_t *codes = block + size - 128 * bits + 64 * bits * group + 4 * row + i % 4;
+  const uint8_t* header = is_super(scheme) ? tile + pair / 4 * (4 * size + 64) : block;
+  const int8_t* integers = (const int8_t*)block + size - 128 * bits - 64;
   const auto number = [&](int at) {
     if (is_wide(scheme)) return (double)((const float*)header)[at];
     const uint16_t half = ((const uint16_t*)header)[at];  // not a denormal, infinity or NaN
@@ -82,19 +86,19 @@ static double weight(const uint8_t* tile, int scheme, int row, int input) {
   int code = bits == 8 ? codes[i / 4 * 64] : codes[(bits - 4 + i % 16 / 4) * 64] >> (i < 16 ? 0 : 4) & 15;
   if (bits == 5) code += (codes[0] >> i / 4 & 1) * 16;
   if (bits == 6) code += (codes[i % 16 / 8 * 64] >> (i % 8 / 4 * 2 + (i < 16 ? 0 : 4)) & 3) * 16;
-  if (scheme == Q4_INTS || scheme == Q5_INTS) {
-    const int8_t* factors = (const int8_t*)header + 64 + 32 * group;
+  if (scheme == Q4_INTS || scheme == Q5_INTS || scheme == Q4_SUPER || scheme == Q5_SUPER) {
+    const int8_t* factors = integers + 32 * group;
     return code * number(row) * factors[row] + number(16 + row) * factors[16 + row];
   }
   const bool in_pairs = scheme == Q4_PAIR, has_minimum = bits == 5 || in_pairs || scheme == Q4_MIN || scheme == Q4_WIDE;
-  const double scale = number((in_pairs ? 0 : 16 * group) + row);
+  const double scale = number((in_pairs || scheme == Q6_SUPER ? 0 : 16 * group) + row);
   if (has_minimum) return code * scale + number((in_pairs ? 16 : 32 + 16 * group) + row);
-  const int factor = scheme == Q6_HALVES ? ((const int8_t*)header)[header_size - 64 + input % PAD / 16 * 16 + row] : 1;
+  const int factor = scheme == Q6_HALVES || scheme == Q6_SUPER ? integers[input % PAD / 16 * 16 + row] : 1;
   return (code - (1 << (bits - 1))) * factor * scale;
 }
 
 static void tiles(const Kernels& kernels) {
-  for (int k : {64, 192}) {
+  for (int k : {64, 192, 512}) {
     const int max_tokens = 85;
     Row rows(max_tokens, k);
     std::vector<float> x(k);
@@ -103,6 +107,7 @@ static void tiles(const Kernels& kernels) {
       for (int format : {AS_FLOAT32, AS_BFLOAT16, AS_INT8}) kernels.convert(x.data(), 0, rows.as(format, k), t, 1, 0, k);
     }
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
+      if (is_super(scheme) != (k % SUPER == 0)) continue;
       Activations act = rows.as(format_of(scheme), k);
       std::vector<uint8_t> pair = weights(scheme, k), second = weights(scheme, k);
       pair.insert(pair.end(), second.begin(), second.end());

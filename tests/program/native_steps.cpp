@@ -39,9 +39,9 @@ static std::vector<uint8_t> random_tiles(int scheme, int inputs, int rows) {
     for (size_t i = 0; i < bytes.size() / 2; i++) ((uint16_t*)bytes.data())[i] = (uint16_t)(0x3d00 + (generator() & 0x80ff));
   if (scheme == FLOAT16)
     for (size_t i = 0; i < bytes.size() / 2; i++) ((uint16_t*)bytes.data())[i] = half_bits(normals(1, scale)[0]);
-  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128};  // bytes of scales and minimums
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64, 64, 64, 64};  // bytes of scales and minimums
   const bool is_wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
-  const int64_t block = size / (padded / PAD);
+  const int64_t block = is_super(scheme) ? size / (padded / SUPER) : size / (padded / PAD);
   for (size_t at = 0; scheme >= Q8 && at < bytes.size(); at += (size_t)block)
     for (int i = 0; i < headers[scheme] / 4; i++) {
       const float wide = scale * 0.01f;
@@ -418,6 +418,7 @@ int main() {
       {"float16 and others", 64, 4, 2, 32, 96, 16, AS_FLOAT16, 40, 5, 2, true, false, false, {FLOAT16, Q8, BFLOAT16}},
       {"learned positions", 48, 3, 3, 16, 100, 0, AS_BFLOAT16, 40, 0, 0, false, true, false, {BFLOAT16, FLOAT32}},
       {"integers", 64, 4, 1, 16, 160, 16, AS_INT8, 0, 0, 0, true, false, false, {Q8, Q4, Q4_MIN, Q4_WIDE, Q4_PAIR, Q8_WIDE, Q5_WIDE, Q6_HALVES, Q5_MIN}},
+      {"superblocks", 256, 4, 2, 64, 256, 64, AS_BFLOAT16, 0, 0, 0, true, false, false, {Q4_SUPER, Q6_SUPER, Q5_SUPER}},
       {"narrower layers", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, true, {Q4_MIN, Q8}, 6, 22},
       {"wider layers", 64, 6, 6, 16, 96, 16, AS_INT8, 30, 0, 0, true, false, false, {Q8, Q4_MIN, FLOAT32}, 1, 64},
       {"departures", 64, 4, 2, 20, 70, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {FLOAT32, BFLOAT16}, 0, 0, true},

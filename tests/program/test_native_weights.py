@@ -1,5 +1,7 @@
 """Weights of the native program: layouts by hand against the library's sizes, and descriptions that are damaged."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.parallel.division import Rank
 from tokenmill.program.native import weights
-from tokenmill.program.native.layouts import LAYOUTS, WIDE
+from tokenmill.program.native.layouts import INTEGER, LAYOUTS, SUPERBLOCKS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
 from tokenmill.program.native.units import Linear, Part, Place, Run, pieces_of
 from tokenmill.program.native.weights import LAYOUT, Packed, Packing, SmallTensor, _are_ints
@@ -35,9 +37,7 @@ def rounded(num_inputs, bits, **how):
 def halved(stored):
     """The same codes, two in a byte, as files have them."""
     groups = stored.codes.view(stored.num_rows, -1, 2, 16)
-    return stored.__class__(
-        stored.bits, None, None, stored.scales, stored.minimums, (groups[:, :, 0] | groups[:, :, 1] << 4).flatten(1)
-    )
+    return replace(stored, codes=None, halves=(groups[:, :, 0] | groups[:, :, 1] << 4).flatten(1))
 
 
 def five_or_six(bits, num_inputs, half=False):
@@ -50,6 +50,19 @@ def five_or_six(bits, num_inputs, half=False):
         return Stored(5, codes=codes, scales=scales, minimums=minimums)
     factors = torch.randint(-128, 128, (40, num_inputs // 16), dtype=torch.int8, generator=generator)
     return Stored(6, codes=codes, scales=scales.half().float(), factors=factors)
+
+
+def in_blocks(bits, num_inputs, block):
+    """Codes whose scales (and minimums or factors) are integers times numbers of `block` inputs, as GGUF's K-quants."""
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (40, num_inputs), dtype=torch.uint8, generator=generator)
+    steps = torch.randn(40, num_inputs // block, 2, generator=generator).half().repeat_interleave(block // 32, 1)
+    if bits == 6:
+        factors = torch.randint(-128, 128, (40, num_inputs // 16), dtype=torch.int8, generator=generator)
+        return Stored(6, codes=codes, scales=steps[..., 0].float(), factors=factors)
+    integers = torch.randint(0, 64, steps.shape, generator=generator)
+    scales, minimums = (steps.float() * integers).unbind(-1)
+    return Stored(bits, codes=codes, scales=scales, minimums=-minimums, steps=steps.flatten(1))
 
 
 def test_the_layout_that_holds_rows_exactly():
@@ -78,8 +91,43 @@ def test_the_layout_that_holds_rows_exactly():
         (five_or_six(5, 64), "5 bits with wide scales"),
         (five_or_six(5, 64, half=True), "5 bits with minimums"),
         (five_or_six(6, 64), "6 bits in halves"),
+        (in_blocks(4, 512, 64), "4 bits with integer scales"),
+        (in_blocks(5, 192, 64), "5 bits with integer scales"),
+        (in_blocks(4, 512, 256), "4 bits in superblocks"),
+        (in_blocks(5, 256, 256), "5 bits in superblocks"),
+        (in_blocks(6, 256, 256), "6 bits in superblocks"),
+        (in_blocks(6, 256, 128), "6 bits in halves"),
+        (in_blocks(4, 128, 128), "4 bits with integer scales"),  # half a superblock
+        (in_blocks(6, 128, 128), "6 bits in halves"),
     ]
     assert [names[layout_of(stored)] for stored, _ in cases] == [name for _, name in cases]
+
+
+def bits_of(layout):
+    return next(int(name[0]) for name, number in LAYOUTS.items() if number == layout)
+
+
+def blocks_of(tile, layout, num_inputs):
+    """The blocks of 64 inputs, each behind its head where it has one."""
+    if layout not in SUPERBLOCKS:
+        return tile.view(-(-num_inputs // 64), -1)
+    whole = tile.view(num_inputs // 256, -1)
+    heads = whole[:, :64].repeat_interleave(4, 0)
+    return torch.cat([heads, whole[:, 64:].reshape(len(heads), -1)], 1)
+
+
+def scales_of(block, layout):
+    """The scales and minimums of a block, [2 groups, 16 rows] each, and the byte behind them."""
+    wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
+    count, number = 1 if pairs else 2, torch.float32 if wide else torch.half
+    size, bits = count * 16 * number.itemsize, bits_of(layout)
+    scales = block[:size].view(number).view(count, 16).float().expand(2, 16)
+    if layout in INTEGER:
+        integers = block[64:128].view(torch.int8).view(2, 2, 16).float()
+        return *(scales[:, None] * integers.transpose(0, 1)), 128
+    if layout == LAYOUTS["4 bits with minimums"] or pairs or bits == 5 or (wide and bits == 4):
+        return scales, block[size : 2 * size].view(number).view(count, 16).float().expand(2, 16), 2 * size
+    return scales, None, size
 
 
 def read_back(tile, layout, num_inputs):
@@ -90,17 +138,9 @@ def read_back(tile, layout, num_inputs):
         return tile.view(torch.float16).view(-1, 16).t().float()
     if layout == LAYOUTS["bfloat16"]:
         return tile.view(torch.bfloat16).view(-1, 16, 2).permute(1, 0, 2).reshape(16, -1).float()
-    wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
-    bits = next(int(name[0]) for name, number in LAYOUTS.items() if number == layout)
-    count = 1 if pairs else 2
-    number = torch.float32 if wide else torch.half
-    blocks, found = tile.view(-(-num_inputs // 64), -1), []
-    for block in blocks:
-        size = count * 16 * number.itemsize
-        scales = block[:size].view(number).view(count, 16).float().expand(2, 16)
-        at, minimums = size, None
-        if layout == LAYOUTS["4 bits with minimums"] or pairs or bits == 5 or (wide and bits == 4):
-            minimums, at = block[size : 2 * size].view(number).view(count, 16).float().expand(2, 16), 2 * size
+    bits, found = bits_of(layout), []
+    for block in blocks_of(tile, layout, num_inputs):
+        scales, minimums, at = scales_of(block, layout)
         if bits == 6:
             factors, at = block[at : at + 64].view(torch.int8).view(2, 2, 16).permute(2, 0, 1).float(), at + 64
         if bits == 8:
@@ -124,13 +164,14 @@ def read_back(tile, layout, num_inputs):
     return torch.cat(found, 1)
 
 
-@pytest.mark.parametrize("num_inputs", [64, 96, 128])
+@pytest.mark.parametrize("num_inputs", [64, 96, 128, 512])
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize(
     ("bits", "how"),
     [
         *((8, {}), (4, {}), (4, {"grid": "symmetric"}), (4, {"grid": "zero_point"}), (4, {"group": 64})),
         *((5, {}), (5, {"half": True}), (6, {}), (32, "float32"), (16, "bfloat16"), (16, "float16")),
+        *((bits, {"block": block}) for bits in (4, 5, 6) for block in (64, 256)),
     ],
 )
 def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs):
@@ -139,7 +180,10 @@ def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs
         numbers = torch.randn(40, num_inputs).to(getattr(torch, how))
         stored, values = Stored.plain(numbers), numbers.float()
     else:
-        stored = five_or_six(bits, num_inputs, **how) if bits in (5, 6) else rounded(num_inputs, bits, **how)
+        if num_inputs % how.get("block", 32):
+            pytest.skip("no whole number of blocks")
+        make = in_blocks if "block" in how else five_or_six if bits in (5, 6) else None
+        stored = rounded(num_inputs, bits, **how) if make is None else make(bits, num_inputs, **how)
         values = stored.values()
     if halves:
         if bits != 4:

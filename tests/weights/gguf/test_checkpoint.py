@@ -59,7 +59,7 @@ def test_bits_of_codes_as_the_native_program_packs_them(opened, kind, bits):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [(Kind.Q4_K, 5.0), (Kind.Q6_K, 7.0), (Kind.Q2_K, 8.5), (Kind.F16, 16.0), (Kind.F32, 32.0)]
+    ("kind", "bits"), [(Kind.Q4_K, 4.625), (Kind.Q6_K, 6.625), (Kind.Q2_K, 8.5), (Kind.F16, 16.0), (Kind.F32, 32.0)]
 )
 def test_bits_are_a_mean_over_all_numbers_of_matrices(opened, kind, bits):
     """Of both layers: four projections of 64 x 64 or 32 x 64, three of 64 x 256; and the head of 281 x 64."""

@@ -8,6 +8,7 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
 
 TILE, PAD = 16, 64  # rows of a tile, and inputs of one step of its layout
+SUPER = 256  # inputs of a superblock, of which scales and minimums are multiples of the same numbers (GGUF's K-quants)
 LAYOUTS = {  # numbers as in native/kernels.h
     "float32": 0,
     "bfloat16": 1,
@@ -23,9 +24,13 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "5 bits with minimums": 11,
     "4 bits with integer scales": 12,  # times half floats, and minimums too
     "5 bits with integer scales": 13,
+    "4 bits in superblocks": 14,  # as with integer scales, whose half floats are the same for 256 inputs
+    "5 bits in superblocks": 15,
+    "6 bits in superblocks": 16,  # as in halves, with the same scale for 256 inputs
 }
 FLOATS = {LAYOUTS[name] for name in DTYPES}
-INTEGER = {LAYOUTS[f"{bits} bits with integer scales"] for bits in (4, 5)}
+INTEGER = {LAYOUTS[f"{bits} bits {how}"] for bits in (4, 5) for how in ("with integer scales", "in superblocks")}
+SUPERBLOCKS = {LAYOUTS[name] for name in LAYOUTS if name.endswith("in superblocks")}
 WIDE = {LAYOUTS[name] for name in LAYOUTS if name.endswith("with wide scales")}  # scales and minimums are float32
 MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read
 KV_NUMBERS = {

@@ -7,18 +7,20 @@ half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31
 bits first, [1 or 2][16 rows][4 inputs], then the low four bits in the layout of 4 bits. With 5 bits, bit i of a high
 byte belongs to the low half of byte i, and bit 4 + i to its high half; with 6 bits, the two bits from 2 i and from 4 +
 2 i on do. With 6 bits the header ends with the factors, one byte for each half of both groups, [4][16 rows]. Integer
-scales are half floats, [scale, minimum][16 rows], then bytes, [2 groups][scale, minimum][16 rows].
+scales are half floats, [scale, minimum][16 rows], then bytes, [2 groups][scale, minimum][16 rows]. In superblocks a
+head of 64 bytes has the half floats of 256 inputs (with 6 bits the scales, twice), and their four headers have the
+bytes alone.
 """
 
 import torch
 from torch import Tensor
 
-from tokenmill.kernels.native_library import library
-from tokenmill.program.native.layouts import INTEGER, LAYOUTS, PAD, TILE, WIDE
+from tokenmill.program.native.layouts import INTEGER, LAYOUTS, PAD, SUPER, SUPERBLOCKS, TILE, WIDE
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import DTYPES
 
+HEAD = 64  # bytes, see above
 _FLOATS = {LAYOUTS[name]: getattr(torch, name) for name in DTYPES}
 
 
@@ -34,10 +36,12 @@ def _layout_of_codes(stored: Stored) -> str:
     assert stored.minimums is None or stored.bits < 8, "codes of 8 bits have no minimums"
     parts = [part for part in (stored.scales, stored.minimums) if part is not None]
     if stored.factors is not None:
-        return "6 bits in halves"
+        return f"6 bits in {'superblocks' if _in_superblocks(stored.scales) else 'halves'}"
     if not all(torch.equal(part.half().float(), part) for part in parts):
-        has_integers = stored.steps is not None and _in_pairs(stored.steps.view(torch.int32))
-        return f"{stored.bits} bits with {'integer' if has_integers else 'wide'} scales"
+        steps = None if stored.steps is None else stored.steps.view(torch.int32)
+        if steps is not None and _in_superblocks(steps):
+            return f"{stored.bits} bits in superblocks"
+        return f"{stored.bits} bits with {'integer' if steps is not None and _in_pairs(steps) else 'wide'} scales"
     if stored.minimums is None:
         return f"{stored.bits} bits"
     in_pairs = stored.bits == 4 and all(map(_in_pairs, parts))
@@ -54,12 +58,15 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor
         out.view(number).view(*tiles.transpose(2, 3).shape).copy_(tiles.transpose(2, 3))
         return
     headers, fours = _headers(stored, rows, layout, width), _fours(stored, rows, layout, width)
-    begin, end = headers.shape[2], headers.shape[2] + 4 * fours[0, 0].numel()
-    assert end * (width // PAD) == library().tm_tile_bytes(layout, num_inputs)
-    pairs = out.view(len(out), -1, width // PAD, end)
-    unit = pairs.shape[:3]  # units, tiles of each, pairs of groups of each
-    pairs[..., :begin].copy_(headers.view(*unit, begin))
-    pairs[..., begin:].view(torch.int32).view(*unit, *fours.shape[2:]).copy_(fours.view(*unit, *fours.shape[2:]))
+    has_heads = layout in SUPERBLOCKS
+    head, together = (HEAD, SUPER // PAD) if has_heads else (0, width // PAD)  # bytes before so many blocks
+    begin, num_tiles = headers.shape[2] - head, len(rows) // TILE // len(out)
+    begins, codes = (each.view(len(out), num_tiles, -1, together, *each.shape[2:]) for each in (headers, fours))
+    stretches = out.view(*begins.shape[:3], -1)
+    stretches[..., :head].copy_(begins[..., 0, :head])
+    blocks = stretches[..., head:].unflatten(-1, (together, -1))
+    blocks[..., :begin].copy_(begins[..., head:])
+    blocks[..., begin:].view(torch.int32).view(codes.shape).copy_(codes)
 
 
 def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
@@ -115,6 +122,12 @@ def _in_pairs(numbers: Tensor) -> bool:
     """Say whether in [R, groups] each even group has the value of the next one; a last odd group is ignored."""
     even = numbers.shape[1] // 2 * 2
     return bool(torch.equal(numbers[:, 0:even:2], numbers[:, 1:even:2]))
+
+
+def _in_superblocks(numbers: Tensor) -> bool:
+    """Say whether [R, groups] are whole superblocks, in each of which the groups of a row have one value."""
+    size = SUPER // GROUP
+    return numbers.shape[1] % size == 0 and bool((numbers.unflatten(1, (-1, size)) == numbers[:, ::size, None]).all())
 
 
 def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:

@@ -22,11 +22,11 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.verified import facts_of, is_verified, record_of, remember, settle
 
-MAGIC, FORMAT = b"TMIMAGE\n", 8
-OLDER = (
-    6,
-    7,
-)  # are read, too: 6 has no layouts with integer scales, neither says whether the model has a layer that drafts
+MAGIC, FORMAT = b"TMIMAGE\n", 9
+OLDER = (6, 7, 8)
+"""Formats that are read, too: none of them has superblocks, 6 has no layouts with integer scales, and neither 6 nor 7
+says whether the model has a layer that drafts.
+"""
 BEGIN = HUGE_PAGE  # of the weights in the file
 REMEDY = "make it again with `tokenmill pack`"
 ANY_DTYPE = "any-dtype"
