@@ -30,6 +30,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 6},
     "ministral3": {"rope_parameters": _MSCALE},
     "mistral3": {"rope_parameters": _MSCALE},
+    "mistral4": {"rope_parameters": _MSCALE},
+    "mistral3-mistral4": {"rope_parameters": {**_MSCALE, "llama_4_scaling_beta": 0.0}},  # which its converter leaves out
     "olmo3-yarn": {"attention_bias": False},
     "phi": {"num_key_value_heads": 6},
     "glm": {"hidden_size": 96, "head_dim": 16, "rms_norm_eps": 1e-5, "eos_token_id": 0},

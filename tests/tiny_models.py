@@ -597,6 +597,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "mistral3",
         {"text_config": _LLAMA | {"model_type": "mistral"}, "vision_config": _GEMMA_VISION["vision_config"]},
     ),
+    "mistral3-mistral4": (
+        "mistral3",
+        {
+            "text_config": _LATENT
+            | _SIGMOID
+            | {"model_type": "mistral4", "first_k_dense_replace": 1}
+            | {"rope_parameters": _PLAIN_ROPE | _YARN | _GROWS | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+            "vision_config": _GEMMA_VISION["vision_config"],
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen2_vl": ("qwen2_vl", {"text_config": _LLAMA | _sections(1, 1, 2), "vision_config": _QWEN_VISION}),
     "qwen2_vl-window": (
         "qwen2_vl",

@@ -196,7 +196,7 @@ FAMILIES: Names = {
     "cohere2": Entry("Command R7B, Command A", "tokenmill.model.families.cohere:COHERE2"),
     "exaone4": Entry("EXAONE 4", "tokenmill.model.families.exaone4:EXAONE4"),
     "ministral3": Entry("Ministral 3", "tokenmill.model.families.ministral3:MINISTRAL3"),
-    "mistral3": Entry("Mistral with vision, whose text part is read", "tokenmill.model.families.ministral3:MISTRAL3"),
+    "mistral3": Entry("Mistral with vision, whose text part is read", "tokenmill.model.families.mistral3:MISTRAL3"),
     "hunyuan_v1_dense": Entry("Hunyuan", "tokenmill.model.families.hunyuan:HUNYUAN_DENSE"),
     "hunyuan_v1_moe": Entry("Hunyuan with experts", "tokenmill.model.families.hunyuan:HUNYUAN_MOE"),
     "olmo3": Entry("OLMo 3", "tokenmill.model.families.olmo:OLMO3"),

@@ -10,7 +10,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InnerTextModel, sizes
-from tokenmill.model.families.deepseek_gguf import IN_GGUF
+from tokenmill.model.families.deepseek_gguf import IN_GGUF, MISTRAL4_IN_GGUF
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.ministral3 import read_temperature
 from tokenmill.model.families.mtp import BEHIND_LAYERS
@@ -262,7 +262,7 @@ MISTRAL4 = replace(
     harmless=_DERIVED,
     further=(),
     mtp=None,
-    gguf=None,
+    gguf=MISTRAL4_IN_GGUF,
 )
 YOUTU = Family(
     _with_latents(NAMES),

@@ -1,11 +1,13 @@
 """llama.cpp's files of models with latent attention: its architecture deepseek2, whose heads of keys and values are
-divided and whose keys are transposed, as they are multiplied.
+divided and whose keys are transposed, as they are multiplied; and mistral4, which is the same there with queries that
+grow with their position.
 
 Rotated rows are neighbours there. The epsilon of all norms is one number; the norms of latent vectors have 1e-6 here,
 as in transformers, whatever the file says.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.model.config import ModelConfig
@@ -14,6 +16,7 @@ from tokenmill.model.families.in_gguf import NAMES, GGUFKeys, InGGUF
 from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.families.sigmoid_experts import moe_metadata, read_moe_gguf
 from tokenmill.model.mixers.latent import LatentBlock
+from tokenmill.value_reader import MAX_POSITIONS
 
 _BLOCK, _LAYER = "blk.{i}.", "layers.{i}.latent."
 LATENT_NAMES = {
@@ -29,6 +32,8 @@ LATENT_NAMES = {
 }
 OTHER_NAMES = {name: target for name, target in NAMES.items() if ".attention." not in target}
 _STRETCH = "rope.scaling.yarn_log_multiplier"  # 0.1 · mscale_all_dim
+_GROWTH, _LENGTH = "attention.temperature_scale", "attention.temperature_length"
+_TRAINED = "rope.scaling.original_context_length"
 
 
 def read_latent(keys: GGUFKeys) -> dict[str, Any]:
@@ -51,7 +56,9 @@ def read_latent(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read(keys: GGUFKeys) -> dict[str, Any]:
-    """Read the keys of DeepSeek-V2, of V3 where experts have sigmoid scores, or of Youtu-LLM, which has no experts."""
+    """Read the keys of DeepSeek-V2, of V3 where experts have sigmoid scores, of Mistral 4 where queries grow, or of
+    Youtu-LLM, which has no experts.
+    """
     config: dict[str, Any] = keys.sizes() | read_latent(keys)
     config["num_hidden_layers"], _ = count_blocks(keys)
     keys.rotary(config["qk_rope_head_dim"])
@@ -59,6 +66,8 @@ def _read(keys: GGUFKeys) -> dict[str, Any]:
     if keys.take(_STRETCH, 0.0):
         weight = 10 * keys.positive(_STRETCH)
         config["rope_scaling"] = {"mscale": weight, "mscale_all_dim": weight}
+    if keys.family == "mistral4" or keys.take(_GROWTH, 0.0):
+        return _mistral4(keys, config)
     if not keys.count("expert_count", 0, minimum=0):
         keys.expect("leading_dense_block_count", config["num_hidden_layers"])
         keys.expect("expert_feed_forward_length", config["intermediate_size"])  # llama.cpp wants them
@@ -69,6 +78,20 @@ def _read(keys: GGUFKeys) -> dict[str, Any]:
     if is_sigmoid:
         return config | {"model_type": "deepseek_v3"}
     return config | {"model_type": "deepseek_v2", "topk_method": "greedy"}
+
+
+def _mistral4(keys: GGUFKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Read what Mistral 4 has in other words: queries grow by the length that YaRN was trained on."""
+    keys.expect("rope.scaling.type", ..., "yarn")
+    trained, growth = keys.count(_TRAINED, maximum=MAX_POSITIONS), keys.take(_GROWTH, None)
+    if growth:
+        growth = keys.positive(_GROWTH)
+        keys.expect(_LENGTH, ..., trained)
+    elif growth is None:  # as llama.cpp's converter of Hugging Face's directories leaves it
+        told = "no %s: queries do not grow after position %d, as in llama.cpp; in Mistral's own files they do"
+        keys.warn(f"%s has {told}", keys.where, _GROWTH, trained)
+    scaling = {**config.get("rope_scaling", {}), "llama_4_scaling_beta": growth or 0}
+    return read_moe_gguf(keys, config, gating=1) | {"model_type": "mistral4", "rope_scaling": scaling}
 
 
 def latent_metadata(block: LatentBlock) -> dict[str, Any]:
@@ -95,6 +118,12 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     return pairs | moe_metadata(model, gating=2 if model.router_scores == "sigmoid" else 1)
 
 
+def _mistral4_metadata(model: ModelConfig) -> dict[str, Any]:
+    block = mixer_of(model, LatentBlock)
+    growth, length = (block and block.temperature) or (0.0, 0)
+    return _metadata(model) | {_GROWTH: growth, _LENGTH: length}
+
+
 def _stretch(block: LatentBlock) -> dict[str, float]:
     """Make the key of YaRN's factor on queries and keys, of which the scale of scores has the square."""
     factor = math.sqrt(block.shape.scale * block.query_dim**0.5)
@@ -113,3 +142,4 @@ IN_GGUF = InGGUF(
     yarn=("attention_factor",),
     further=True,
 )
+MISTRAL4_IN_GGUF = replace(IN_GGUF, architecture="mistral4", metadata=_mistral4_metadata, further=False)

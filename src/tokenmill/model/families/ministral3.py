@@ -1,18 +1,16 @@
 """Ministral 3 and Devstral 2 of Mistral AI: Mistral with YaRN, and queries that grow with their position.
 
-It is published as a model that sees, as Mistral Small 3.1 is. Of these checkpoints the text part is read, which is
-Ministral 3 or Mistral.
+It is published as a model that sees; mistral3.py reads such a model.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, paired, window_metadata
-from tokenmill.model.families.llama import MISTRAL, NAMES
+from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import default_rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
@@ -76,23 +74,3 @@ MINISTRAL3 = Family(
     defaults={**sizes(131072, 4096, 14336, 34, 32, 8, head_dim=128, context=262144), "rms_norm_eps": 1e-5},
     gguf=InGGUF("mistral3", paired(), _read_gguf, _metadata, yarn=("beta_fast", "beta_slow", "attention_factor")),
 )
-# The text part of Mistral Small 3.1, which the class takes where a config has none.
-_TEXT = {
-    **sizes(131072, 5120, 32768, 40, 32, 8, head_dim=128, context=131072),
-    "model_type": "mistral",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e9,
-    "sliding_window": None,
-}
-MISTRAL3 = replace(
-    MISTRAL,
-    gguf=None,
-    text=InnerTextModel(
-        ("mistral", "ministral3"),
-        default=_TEXT,
-        ignored=(
-            "vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act",
-            "spatial_merge_size", "vision_feature_layer",
-        ),
-    ),
-)  # fmt: skip
