@@ -74,12 +74,14 @@ WIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def with_tensors(
-    file: Path, target: Path, tensors: dict[str, Tensor], keys: dict[str, Any], without: str | None = None
+    file: Path, target: Path, tensors: dict[str, Tensor], keys: dict[str, Any], without: str | tuple[str, ...] = ()
 ) -> Path:
-    """The same file with more tensors, in float32, and other keys. without: begins the names of those that it lacks."""
+    """The same file with more tensors, in float32, and other keys, without those whose value is []. without: begins the
+    names of tensors that it lacks.
+    """
     header = read_header(file)
     infos = sorted(header.tensors.values(), key=lambda info: info.offset)
-    infos = [info for info in infos if without is None or not info.name.startswith(without)]
+    infos = [info for info in infos if not info.name.startswith(without)]
     stored, data = file.read_bytes()[header.data_offset :], b""
     for info in infos:
         data += stored[info.offset : info.offset + info.num_bytes] + bytes(-info.num_bytes % 32)

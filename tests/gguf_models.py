@@ -10,6 +10,8 @@ _WIDE = {"sliding_window": 512}
 _GEMMA3 = {"query_pre_attn_scalar": 12, "layer_types": None, "sliding_window_pattern": 6, "num_hidden_layers": 7}
 _MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 _MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0}
+_LISTS = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 1024}
+_LISTS |= {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 _LONG = {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096}
 _SQUARE = {"linear_value_head_dim": 8}  # states with as many numbers for a value as for a key
 _SIGMOID = {"scoring_func": "sigmoid"}
@@ -30,8 +32,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 6},
     "ministral3": {"rope_parameters": _MSCALE},
     "mistral3": {"rope_parameters": _MSCALE},
+    "minicpm3": {"dim_model_base": 256},
+    "minicpm3-long": {"max_position_embeddings": 1024, "rope_parameters": _LISTS, "v_head_dim": 8},
     "mistral4": {"rope_parameters": _MSCALE},
-    "mistral3-mistral4": {"rope_parameters": {**_MSCALE, "llama_4_scaling_beta": 0.0}},  # which its converter leaves out
+    "mistral3-mistral4": {
+        "rope_parameters": {**_MSCALE, "llama_4_scaling_beta": 0.0}
+    },  # which its converter leaves out
     "olmo3-yarn": {"attention_bias": False},
     "phi": {"num_key_value_heads": 6},
     "glm": {"hidden_size": 96, "head_dim": 16, "rms_norm_eps": 1e-5, "eos_token_id": 0},

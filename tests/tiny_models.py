@@ -505,6 +505,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", _LATENT),
     "youtu-departures": ("youtu", _LATENT | {"attention_bias": True, "rope_interleave": False}),
     "minicpm3": ("minicpm3", _LATENT | {"v_head_dim": None, "dim_model_base": 16}),
+    "minicpm3-long": (
+        "minicpm3",
+        _LATENT
+        | _rope(
+            "longrope",
+            short_factor=[1.0, 1.5, 2.0, 3.0],
+            long_factor=[1.0, 2.0, 4.0, 8.0],
+            original_max_position_embeddings=CONTEXT,
+            factor=4.0,
+        ),
+    ),
     "glm4_moe": ("glm4_moe", _LLAMA | _SIGMOID | {"head_dim": 12, "num_hidden_layers": 3}),
     "glm4_moe-departures": (
         "glm4_moe",

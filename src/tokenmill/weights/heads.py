@@ -5,7 +5,8 @@ shown as tensors of their own, name[k0], name[v0], name[k1], …
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
@@ -34,6 +35,34 @@ def by_heads(plain: Checkpoint, model: ModelConfig) -> Checkpoint:
     return plain if block is None or not found else HeadsCheckpoint(plain, block, found)
 
 
+def rows_by_head(name: str, block: LatentBlock) -> dict[str, range]:
+    """Name the tensors as which the rows of one tensor are shown, in their order."""
+    sizes = {"k": block.plain_dim, "v": block.value.outputs}
+    each = [(f"{name}[{kind}{head}]", size) for head in range(block.num_heads) for kind, size in sizes.items()]
+    ends = accumulate(size for _, size in each)
+    return {label: range(end - size, end) for (label, size), end in zip(each, ends, strict=True)}
+
+
+def place_in_stack(name: str) -> tuple[int, str]:
+    """Tell the place of a matrix in the tensor that has several: by expert or head, whose keys go before its values. A
+    tensor of one matrix has -1.
+    """
+    mark = name.partition("[")[2].rstrip("]")
+    return int(mark.lstrip("kv") or -1), mark[:1]
+
+
+def shape_of_stack(pieces: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of the tensor of several matrices, [experts, …] or [heads, …], or of the rows of all heads."""
+    first = next(iter(pieces.values()))
+    rows = sum(shape[0] for shape in pieces.values())
+    return (rows, *first[1:]) if any(map(is_key, pieces)) else (len(pieces), *first)
+
+
+def is_key(name: str) -> bool:
+    """Tell whether a name is of one head's keys."""
+    return re.search(r"\[k\d+\]$", name) is not None
+
+
 class HeadsCheckpoint(Checkpoint):
     """The tensors of `plain`, with `names` divided. Codes of keys are not kept: they are transposed."""
 
@@ -42,17 +71,14 @@ class HeadsCheckpoint(Checkpoint):
         self.rounded, self.dequantized, self.in_gguf = plain.rounded, plain.dequantized, plain.in_gguf
         self.shapes = {name: shape for name, shape in plain.shapes.items() if name not in names}
         self._rows: dict[str, tuple[str, range]] = {}
-        sizes = {"k": block.plain_dim, "v": block.value.outputs}
-        wanted = (block.num_heads * sum(sizes.values()), block.latent_dim)
+        wanted = (block.num_heads * (block.plain_dim + block.value.outputs), block.latent_dim)
         for name in names:
             if plain.shapes[name] != wanted:
                 shapes = f"{name} {list(plain.shapes[name])} where {list(wanted)} goes"
                 raise CheckpointError(f"{plain.path} does not fit its config", misshapen=[shapes])
-            first = 0
-            for head in range(block.num_heads):
-                for kind, size in sizes.items():
-                    self._rows[f"{name}[{kind}{head}]"] = name, range(first, first := first + size)
-                    self.shapes[f"{name}[{kind}{head}]"] = (size, block.latent_dim)
+            for label, rows in rows_by_head(name, block).items():
+                self._rows[label] = name, rows
+                self.shapes[label] = (len(rows), block.latent_dim)
 
     @property
     def family(self) -> Family:
@@ -65,7 +91,7 @@ class HeadsCheckpoint(Checkpoint):
         return self.plain.read(*self._place(name, dtype, rows))
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
-        if name in self._rows and name.startswith(f"{self._rows[name][0]}[k"):
+        if is_key(name):
             return None
         source, _, part = self._place(name, None, rows)
         return self.plain.read_codes(source, part)

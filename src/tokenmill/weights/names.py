@@ -177,11 +177,12 @@ def stacked(family: Family) -> re.Pattern[str]:
 
 def known(family: Family) -> re.Pattern[str]:
     """Match the names that the family's tensors may have, whatever its config; group "stack" where a tensor has all
-    experts.
+    experts, or all heads.
     """
     found: dict[bool, list[str]] = {True: [], False: []}
     for name in family.names:
-        found[_STACK.search(name) is not None].append(_form(_STACK.sub("", name)))
+        short = _HEAD.sub("", _STACK.sub("", name))
+        found[short != name].append(_form(short))
     return re.compile(f"(?:{'|'.join(found[False])})|(?P<stack>{'|'.join(found[True]) or '(?!)'})")
 
 

@@ -1,5 +1,6 @@
 """The config that GGUF metadata mean, from headers that are made here: no file is written."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.families import read_config
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
@@ -583,6 +585,39 @@ def test_mistral_3_without_yarn_is_mistral():
     )
     assert found["model_type"] == "ministral3"
     assert found["rope_scaling"]["llama_4_scaling_beta"] == 0.5 and found["rope_scaling"]["mscale_all_dim"] == 1.0
+
+
+RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
+
+
+@pytest.mark.parametrize("arch", ["mistral4", "deepseek2"])
+def test_queries_of_mistral_4_grow_where_a_key_says_so(arch):
+    """Mistral's own format becomes deepseek2. The converter of Hugging Face's leaves the key out."""
+    recorded = RECORDED["mistral3-mistral4"].items()
+    pairs = {key.removeprefix("mistral4."): value for key, value in recorded if key.startswith("mistral4.")}
+    pairs |= {"vocab_size": 10}
+    growth = {"attention.temperature_scale": 0.5, "attention.temperature_length": 32}
+    found = config_of(arch, pairs | growth | {"expert_gating_func": 1})
+    assert (found["model_type"], found["rope_scaling"]["llama_4_scaling_beta"]) == ("mistral4", 0.5)
+    assert read_config(found).mixers[0].temperature == (0.5, 32)
+    other = growth | {"attention.temperature_length": 64}
+    assert "temperature_length = 64 is not implemented: only 32" in refused(arch, pairs | other)
+    assert "no 'mistral4.rope.scaling.type'" in refused("mistral4", pairs | {"rope.scaling.type": None})
+    said: list[str] = []
+    silent = config_of("mistral4", pairs, warned=said)
+    assert silent["rope_scaling"]["llama_4_scaling_beta"] == 0
+    assert said == [
+        "x.gguf has no attention.temperature_scale: queries do not grow after position 32, as in llama.cpp; "
+        "in Mistral's own files they do"
+    ]
+
+
+def test_multipliers_of_minicpm3_are_those_of_llama_cpps_code():
+    keys = {key.removeprefix("minicpm3."): value for key, value in RECORDED["minicpm3"].items() if "minicpm3." in key}
+    found = config_of("minicpm3", keys | {"vocab_size": 10})
+    assert (found["scale_emb"], found["scale_depth"], found["dim_model_base"]) == (12, 1.4, 256)
+    assert (found["v_head_dim"], found["qk_nope_head_dim"]) == (8, 12)
+    assert "minicpm3.attention.head_count_kv = 3" in refused("minicpm3", keys | {"attention.head_count_kv": 3})
 
 
 def test_long_rope_is_told_by_tensors():

@@ -197,6 +197,47 @@ def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(folder):
     assert match_tensors(read, read_config(read.config)).keys() == read.shapes.keys()
 
 
+def test_keys_and_values_of_all_heads_in_one_tensor(folder):
+    """So files of DeepSeek from before April 2025 have them, which llama.cpp computes as it does newer ones."""
+    directory, file = written("deepseek_v2", folder)
+    new, ranks = open_checkpoint(file), RECORDED["deepseek_v2"]
+    tensors = {}
+    for layer in range(2):
+        keys, values = ([new.read(f"blk.{layer}.attn_{of}_b.weight[{head}]") for head in range(6)] for of in "kv")
+        rows = [rows for key, value in zip(keys, values, strict=True) for rows in (key.t(), value)]
+        tensors[f"blk.{layer}.attn_kv_b.weight"] = torch.cat(rows)
+    head = {
+        f"deepseek2.attention.{of}_length": ranks[f"deepseek2.attention.{of}_length_mla"] for of in ("key", "value")
+    }
+    gone = {f"deepseek2.attention.{of}_length_mla": [] for of in ("key", "value")}
+    without = tuple(f"blk.{layer}.attn_{of}_b.weight" for layer in range(2) for of in "kv")
+    heads = {"deepseek2.attention.head_count_kv": 6}
+    old = open_checkpoint(with_tensors(file, folder / "old.gguf", tensors, head | gone | heads, without))
+    source, again = open_checkpoint(directory), in_hugging_face_layout(old)
+    assert dict(again.shapes) == weights_of(source)
+    assert all(torch.equal(again.read(name), source.read(name)) for name in again.shapes)
+    assert read_config(old.config) == read_config(new.config)
+    with pytest.raises(CheckpointError, match=r"attn_kv_b.weight \[131, 24\] where \[132, 24\] goes"):
+        wrong = {"blk.0.attn_kv_b.weight": torch.zeros(131, 24)}
+        open_checkpoint(with_tensors(folder / "old.gguf", folder / "wrong.gguf", wrong, {}, tuple(wrong)))
+
+
+def test_codes_of_the_keys_of_all_heads_are_read_as_values(folder):
+    """They are transposed. Those of values are kept."""
+    kind, numbers = numbers_of("minicpm3", kv_lora_rank=32, q_lora_rank=32, hidden_size=96, intermediate_size=96)
+    build(kind, numbers).save_pretrained(folder / "wide")
+    quantize(open_checkpoint(folder / "wide"), folder / "wide.gguf", Silent(), "q8", export="gguf")
+    file = open_checkpoint(folder / "wide.gguf")
+    stored = read_header(folder / "wide.gguf").tensors["blk.0.attn_kv_b.weight"]
+    assert (stored.shape, stored.type.name) == ((6 * (12 + 16), 32), "Q8_0")
+    assert file.read_codes("blk.0.attn_kv_b.weight[k1]") is None
+    codes = file.read_codes("blk.0.attn_kv_b.weight[v1]")
+    assert torch.equal(codes.values(), file.read("blk.0.attn_kv_b.weight[v1]"))
+    settings = {"program": "eager", "dtype": "float32", "threads": 1, "max_length": 48}
+    models = (load(folder / "wide.gguf", scheme=scheme, **settings) for scheme in ("file", "dense"))
+    torch.testing.assert_close(*(model.logits(prompt(24)) for model in models), rtol=0.02, atol=0.02)
+
+
 EXAMPLES = int(os.environ.get("TOKENMILL_EXAMPLES", "20"))
 NUMBERS = [0, 1, 2, 3, 7, -1, 1 << 40, 0.0, 0.5, 1e-9, -2.5, math.inf, math.nan]
 ODD = [*NUMBERS, True, False, "", "yarn", [], [1], [0.5] * 4, ["x"], [True] * 4, None]

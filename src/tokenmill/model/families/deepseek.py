@@ -10,7 +10,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InnerTextModel, sizes
-from tokenmill.model.families.deepseek_gguf import IN_GGUF, MISTRAL4_IN_GGUF
+from tokenmill.model.families.deepseek_gguf import IN_GGUF, MINICPM3_IN_GGUF, MISTRAL4_IN_GGUF
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.ministral3 import read_temperature
 from tokenmill.model.families.mtp import BEHIND_LAYERS
@@ -293,6 +293,7 @@ MINICPM3 = Family(
     },
     nulls={**_KV, "dim_model_base": None, "scale_depth": None},
     harmless=_DERIVED,
+    gguf=MINICPM3_IN_GGUF,
 )
 # transformers 5.24 writes the name of the layers of its vision tower for all layers.
 _AS_BLOCKS = {f"blocks{name.removeprefix('layers')}": to for name, to in DEEPSEEK_V3.names.items() if "{i}" in name}

@@ -12,8 +12,8 @@ from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.described import gated_mlp
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, fused_qkv, has_bias, like_llama, plain_mlp
 from tokenmill.model.families.llama import MIXTRAL, NAMES
+from tokenmill.model.families.long_rope_gguf import LISTS, long_rope_metadata, read_long_rope
 from tokenmill.model.mixture import ExpertsBlock
-from tokenmill.value_reader import MAX_POSITIONS
 
 _PHI3_NAMES = {
     **{name: target for name, target in NAMES.items() if ":" not in target and "_norm." not in name},
@@ -64,31 +64,16 @@ def _phi(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_phi3_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Read Phi-3: 0 means no window. Tensors hold LongRoPE's divisors, keys its trained length and its factor."""
-    config = like_llama(keys, rotates_all=False)
-    window = keys.window()
-    context = config["max_position_embeddings"]
-    original = keys.count("rope.scaling.original_context_length", context, maximum=MAX_POSITIONS)
-    config |= {"sliding_window": window, "original_max_position_embeddings": original}
-    lists = {name: keys.rope_lists.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
-    if None in lists.values():
-        return config
-    config["rope_parameters"] = {
-        "rope_type": "longrope",
-        "rope_theta": config["rope_theta"],
-        "partial_rotary_factor": config["partial_rotary_factor"],
-        "attention_factor": keys.positive("rope.scaling.attn_factor", 1.0),
-        **{f"{name}_factor": list(values or ()) for name, values in lists.items()},
-    }
-    return config
+    """Read Phi-3: 0 means no window."""
+    config = like_llama(keys, rotates_all=False) | {"sliding_window": keys.window()}
+    rope, context = read_long_rope(keys, config), config["max_position_embeddings"]
+    if rope:
+        config["rope_parameters"] = {**rope, "partial_rotary_factor": config["partial_rotary_factor"]}
+    return config | {"original_max_position_embeddings": rope.pop("original_max_position_embeddings", context)}
 
 
 def _phi3_metadata(model: ModelConfig) -> dict[str, Any]:
-    numbers = {} if model.rope is None else dict(model.rope.scaling)
-    original = numbers.get("original_max_position_embeddings", model.max_position_embeddings)
-    factor = {"rope.scaling.attn_factor": numbers["attention_factor"]} if "long_factor" in numbers else {}
-    window = {"attention.sliding_window": model.windows[0] or 0}
-    return {"rope.scaling.original_context_length": original, **window, **factor}
+    return long_rope_metadata(model) | {"attention.sliding_window": model.windows[0] or 0}
 
 
 def _phimoe(reader: ConfigReader) -> dict[str, Any]:
@@ -154,7 +139,7 @@ PHI3 = Family(
         _read_phi3_gguf,
         _phi3_metadata,
         needs=("square",),
-        ignored=("rope_factors_long.weight", "rope_factors_short.weight"),
+        ignored=LISTS,
     ),
 )
 PHI = Family(

@@ -45,7 +45,7 @@ _NAMES: Mapping[str, str] = {
         lfm3([_-]?moe)? recurrent_gemma qwen4.* minimax bailing_hybrid lara_mini
         plamo2 xlstm zaya""",
     _LATENT: r"""deepseek_?(v?[23].*|r1) kimi_k2.* glm[_-](moe_)?dsa longcat_flash.*
-        minicpm3 mistral4 sarvam_mla plm axk\d""",
+        sarvam_mla plm axk\d""",
     _BOTH: r""".*t5(?!encoder).* .*bart.* .*pegasus.* m2m_100 nllb.* marian fsmt led .*prophetnet blenderbot.* mvp
         switch_transformers .*encoder-decoder seamless.* udop""",
     _HEARS: r""".*audio.* .*whisper.* .*wav.* .*speech.* voxtral.* .*asr.* .*hubert .*moonshine.* .*tts.* bark canary.*

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import Family, in_gguf, read_config
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.families.mtp import MTP_STORED, NEXTN, has_mtp_alone
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.per_layer import CODED
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
@@ -24,6 +26,7 @@ from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, listed, read_gguf_config
 from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_header, read_parts
+from tokenmill.weights.heads import rows_by_head
 from tokenmill.weights.names import inputs_as_stored, is_further, is_ignored, is_unread, known, num_stacked
 from tokenmill.weights.plain import Checkpoint
 
@@ -147,6 +150,8 @@ class GGUFCheckpoint(Checkpoint):
 
     def _unstacked(self, info: TensorInfo, model: ModelConfig) -> dict[str, TensorInfo]:
         """Split a stack of experts, heads or other matrices into one tensor for each, by name."""
+        if info.name.endswith("attn_kv_b.weight"):
+            return self._by_heads(info, model)
         of_heads = info.name.endswith(("attn_k_b.weight", "attn_v_b.weight"))
         count, what = (model.num_heads, "heads") if of_heads else (num_stacked(model), "matrices")
         if info.shape[0] != count:
@@ -158,6 +163,17 @@ class GGUFCheckpoint(Checkpoint):
         return {
             name: replace(info, shape=info.shape[1:], offset=offset, num_bytes=size) for name, offset in places.items()
         }
+
+    def _by_heads(self, info: TensorInfo, model: ModelConfig) -> dict[str, TensorInfo]:
+        """Split the matrix of the keys and values of all heads into one tensor for each, by name."""
+        block = mixer_of(model, LatentBlock)
+        assert block is not None, "latent attention alone has such a tensor"
+        rows = rows_by_head(info.name, block)
+        wanted = (max(each.stop for each in rows.values()), block.latent_dim)
+        if info.shape != wanted:
+            shape = f"{info.name} {list(info.shape)} where {list(wanted)} goes"
+            raise CheckpointError(f"{self.path} does not fit its metadata", misshapen=[shape])
+        return {name: info.stretch(each) for name, each in rows.items()}
 
     def mapped_bytes(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Map the bytes of a tensor, row by row: [rows, bytes of a row]."""

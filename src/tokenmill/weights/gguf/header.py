@@ -74,6 +74,12 @@ class TensorInfo:
     num_bytes: int
     part: int = 0
 
+    def stretch(self, rows: range) -> "TensorInfo":
+        """Describe some rows of the tensor as a tensor."""
+        size = self.num_bytes // self.shape[0]
+        shape, offset = (len(rows), *self.shape[1:]), self.offset + rows.start * size
+        return replace(self, shape=shape, offset=offset, num_bytes=len(rows) * size)
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

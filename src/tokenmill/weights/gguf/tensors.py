@@ -1,7 +1,6 @@
 """The tensors of a GGUF file, dequantised or as codes."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from tokenmill.quant.stored import TENSORS, Stored
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import decode
 from tokenmill.weights.gguf.header import FLOATS, KINDS, TensorInfo
+from tokenmill.weights.heads import is_key
 
 BAND = 2**23  # codes read at a time: their temporaries are small beside a model
 CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
@@ -26,12 +26,13 @@ def read(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype | None, rows:
     """See Checkpoint."""
     if name in checkpoint.numbers:
         return torch.tensor([checkpoint.numbers[name]])
-    return load(checkpoint, _stretch(checkpoint.infos[name], rows), dtype or torch.float32)
+    info = checkpoint.infos[name]
+    return load(checkpoint, info if rows is None else info.stretch(rows), dtype or torch.float32)
 
 
 def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Stored | None:
-    """See Checkpoint. Codes of other kinds are rounded to 8 bits."""
-    if name in checkpoint.numbers:
+    """See Checkpoint. Codes of other kinds are rounded to 8 bits; codes of keys that are transposed are not kept."""
+    if name in checkpoint.numbers or is_key(name):
         return None
     info = checkpoint.infos[name]
     if info.type in FLOATS or len(info.shape) != 2:
@@ -39,7 +40,7 @@ def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Sto
     rows = rows or range(info.shape[0])
     step = max(BAND // info.shape[1], 1)
     bands = (range(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
-    return _joined(len(rows), (_codes(checkpoint, _stretch(info, band)) for band in bands))
+    return _joined(len(rows), (_codes(checkpoint, info.stretch(band)) for band in bands))
 
 
 def _joined(num_rows: int, parts: Iterable[Stored]) -> Stored:
@@ -87,15 +88,6 @@ def load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Te
         what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
         raise CheckpointError(f"{checkpoint.path}: {what}") from None
     return values.reshape(shape)
-
-
-def _stretch(info: TensorInfo, rows: range | None) -> TensorInfo:
-    """Describe some rows of a tensor as a tensor."""
-    if rows is None:
-        return info
-    size = info.num_bytes // info.shape[0]
-    shape, offset = (len(rows), *info.shape[1:]), info.offset + rows.start * size
-    return replace(info, shape=shape, offset=offset, num_bytes=len(rows) * size)
 
 
 def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:

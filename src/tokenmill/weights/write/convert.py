@@ -35,6 +35,7 @@ from tokenmill.weights.cast import cast
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import directory_of_defaults, usable
 from tokenmill.weights.gguf.config import ROPE_FREQS
+from tokenmill.weights.heads import place_in_stack, shape_of_stack
 from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.pooling import copy_modules
@@ -114,15 +115,8 @@ def plain_units(shapes: Mapping[str, Shape], family: Family, dtype: str) -> list
 
 def _stack(name: str, found: Mapping[str, Shape], dtype: str, family: Family) -> Unit:
     """Plan the tensor of all experts, or of all heads, of which each has rows of keys before rows of values."""
-
-    def place(each: str) -> tuple[int, str]:
-        mark = each.removeprefix(name).strip("[]")
-        return int(mark.lstrip("kv")), mark[0]
-
-    pieces = {each: found[each] for each in sorted(found, key=place)}
-    first, rows = next(iter(pieces.values())), [shape[0] for shape in pieces.values()]
-    whole = (sum(rows), *first[1:]) if f"{name}[k0]" in pieces else (len(rows), *first)
-    return plain_unit(name, whole, dtype, family, pieces)
+    pieces = {each: found[each] for each in sorted(found, key=place_in_stack)}
+    return plain_unit(name, shape_of_stack(pieces), dtype, family, pieces)
 
 
 def plain_unit(

@@ -34,6 +34,7 @@ from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint, is_number
 from tokenmill.weights.gguf.codes import encode
 from tokenmill.weights.gguf.header import FLOATS, TensorInfo
 from tokenmill.weights.gguf.pooling import POOLINGS
+from tokenmill.weights.heads import place_in_stack, shape_of_stack
 from tokenmill.weights.pooling import has_modules, pooling_of
 from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
@@ -178,8 +179,8 @@ def _sources(plan: ExportPlan) -> list[_Source]:
     for name, factors in lists_of(plan.model).items():
         sources.append(_Source(_info(name, (len(factors),), KIND.F32, _end(sources)), ()))
     for stored, names in stacks.items():
-        shape = plan.shapes[names[0]]
-        shape = (len(names), *shape) if names[0] != stored else shape
+        shapes = {name: plan.shapes[name] for name in names}
+        shape = shapes[stored] if stored in shapes else shape_of_stack(shapes)
         sources.append(_Source(_info(stored, shape, _kind(plan, names[0]), _end(sources)), tuple(names)))
     for name, shape in gguf_facts(plan.model.family).zeros(plan.model).items():
         kind = KIND.F32 if len(shape) == 1 else KIND.F16
@@ -199,12 +200,10 @@ def _numbers(plan: ExportPlan) -> dict[str, list[float]]:
     return found
 
 
-def _layer(name: str) -> tuple[int, int]:
-    """Read the number of a tensor's layer, and of its expert; -1 where it belongs to none."""
-    numbers = re.fullmatch(r"(?:blk\.(\d+)\.)?[^\[]*(?:\[(\d+)\])?", name)
-    assert numbers is not None, f"{name} is no name of llama.cpp's"
-    layer, expert = (-1 if number is None else int(number) for number in numbers.groups())
-    return layer, expert
+def _layer(name: str) -> tuple[int, int, str]:
+    """Read the number of a tensor's layer, -1 where it belongs to none, and its place among matrices of one tensor."""
+    layer = re.match(r"blk\.(\d+)\.", name)
+    return (-1 if layer is None else int(layer[1]), *place_in_stack(name))
 
 
 def _info(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, offset: int) -> TensorInfo:
