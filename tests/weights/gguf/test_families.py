@@ -226,7 +226,8 @@ def test_codes_of_the_keys_of_all_heads_are_read_as_values(folder):
     """They are transposed. Those of values are kept."""
     kind, numbers = numbers_of("minicpm3", kv_lora_rank=32, q_lora_rank=32, hidden_size=96, intermediate_size=96)
     build(kind, numbers).save_pretrained(folder / "wide")
-    quantize(open_checkpoint(folder / "wide"), folder / "wide.gguf", Silent(), "q8", export="gguf")
+    kinds = quantize(open_checkpoint(folder / "wide"), folder / "wide.gguf", Silent(), "q8", export="gguf")
+    assert kinds["attn_kv_b"].count == 2 * 6 * 2  # of two layers the keys and values of six heads
     file = open_checkpoint(folder / "wide.gguf")
     stored = read_header(folder / "wide.gguf").tensors["blk.0.attn_kv_b.weight"]
     assert (stored.shape, stored.type.name) == ((6 * (12 + 16), 32), "Q8_0")

@@ -171,5 +171,5 @@ def _title(plan: ExportPlan, name: str) -> tuple[str, str]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a tensor: its name without its layer or expert."""
-    return re.sub(r"^.*\.\d+\.|\[\d+\]$", "", name).removesuffix(".weight")
+    """Return the kind of a tensor: its name without its layer, expert or head."""
+    return re.sub(r"^.*\.\d+\.|\[[kv]?\d+\]$", "", name).removesuffix(".weight")
