@@ -1,8 +1,8 @@
 """A made-up disk with models of all origins, tiny ones, and with what goes wrong on real disks.
 
 `make` writes it below a folder and points the environment there. Every entry that `tokenmill list` should have is in
-MODELS (name → origin) or in PROBLEMS (name → words of what is wrong with it); names are filled in with paths of the
-disk.
+MODELS or ADAPTERS (name → origin), or in PROBLEMS (name → words of what is wrong with it); names are filled in with
+paths of the disk.
 """
 
 import json
@@ -13,9 +13,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
 import huggingface_hub
+import numpy as np
 
 from tests import gguf_files
+from tests.peft_adapters import write_small_adapter
 from tokenmill.hub import short_names
 from tokenmill.hub.download import Packaged
 from tokenmill.hub.places import ollama
@@ -26,7 +29,7 @@ OLLAMA_KIND = "application/vnd.ollama.image."
 
 @dataclass
 class Disk:
-    """home: the home folder. models: name → origin. problems: name → words. given: a folder for --dir."""
+    """home: the home folder. models, adapters: name → origin. problems: name → words. given: a folder for --dir."""
 
     root: Path
     home: Path
@@ -35,6 +38,7 @@ class Disk:
     given: Path
     models: dict[str, str]
     problems: dict[str, str]
+    adapters: dict[str, str]
 
 
 def contents(root: Path) -> dict[str, object]:
@@ -78,12 +82,13 @@ def make(root: Path, made: Sources, monkeypatch) -> Disk:
     monkeypatch.setenv("TOKENMILL_MODELS", str(given))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
     monkeypatch.setattr(ollama, "SYSTEM", (system,))
-    disk = Disk(root, home, hub, store, given, {}, {})
+    disk = Disk(root, home, hub, store, given, {}, {}, {})
     _own(disk, made, monkeypatch)
     _hub(disk, made)
     _ollama(disk, made, system)
     _programs(disk, made)
     _given(disk, made)
+    _adapters(disk, root)
     return disk
 
 
@@ -225,3 +230,41 @@ def _given(disk: Disk, made: Sources) -> None:
     names = ("deep/directory", "Tiny-Llama-F16.gguf", "with space.gguf", parts[0], "damaged.gguf")
     disk.models |= {str(given / name): "folder" for name in names}
     disk.problems[str(given / "dangling.gguf")] = "which does not exist"
+
+
+def write_gguf_adapter(path: Path, tensors: dict[str, tuple[int, ...]], **metadata: str) -> Path:
+    """Write an adapter as llama.cpp's converter does, of ones."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 16.0)
+    for key, value in metadata.items():
+        writer.add_string(key.replace("__", "."), value)
+    for name, shape in tensors.items():
+        writer.add_tensor(name, np.ones(shape, np.float32))
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _adapters(disk: Disk, root: Path) -> None:
+    given = disk.given
+    write_small_adapter(root / "made", num_layers=2, hidden=32, seed=0)
+    files = {file.name: file.read_bytes() for file in sorted((root / "made").iterdir())}
+    settings = json.loads(files["adapter_config.json"]) | {"base_model_name_or_path": "one/tiny"}
+    files["adapter_config.json"] = json.dumps(settings).encode()
+    repository(disk.hub, "one/french", files)
+    for name in ("french", "begun", "beside"):
+        (given / name).mkdir()
+        (given / name / "adapter_config.json").write_bytes(files["adapter_config.json"])
+    for name in ("french", "beside"):
+        (given / name / "adapter_model.safetensors").write_bytes(files["adapter_model.safetensors"])
+    (given / "beside" / "config.json").write_text("{}")  # as some programs save it, without the model
+    named = {"general__base_model__0__name": "Tiny Llama"}
+    q = "blk.0.attn_q.weight.lora_{}".format
+    write_gguf_adapter(given / "lora.gguf", {q("a"): (4, 32), q("b"): (32, 4)}, **named)
+    write_gguf_adapter(given / "half.gguf", {q("a"): (4, 32)})
+    disk.adapters |= {"one/french": "hub"} | {
+        str(given / name): "folder" for name in ("french", "beside", "lora.gguf", "half.gguf")
+    }
+    disk.problems[str(given / "begun")] = "lacks adapter_model.safetensors"

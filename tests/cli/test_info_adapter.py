@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import re
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from tests.disk_of_models import write_gguf_adapter
 from tokenmill.errors import CheckpointError
+from tokenmill.weights.adapters.factors import modules_of_gguf
 from tokenmill.weights.adapters.outline import is_adapter, read_adapter_facts
 
 LAYER = "base_model.model.model.layers.{}.{}"
@@ -57,20 +58,45 @@ def test_what_is_printed(tm, peft):
 
 
 def test_a_file(tm, tmp_path):
-    file = tmp_path / "x.gguf"
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 16.0)
-    for layer in range(3):
-        writer.add_tensor(f"blk.{layer}.attn_q.weight.lora_a", np.ones((4, 32), np.float32))
-        writer.add_tensor(f"blk.{layer}.attn_q.weight.lora_b", np.ones((16, 4), np.float32))
-    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file()
-    writer.close()
+    name = "blk.{}.attn_q.weight.lora_{}".format
+    tensors = {name(layer, kind): shape for layer in range(3) for kind, shape in (("a", (4, 32)), ("b", (16, 4)))}
+    file = write_gguf_adapter(tmp_path / "x.gguf", tensors)
     facts = read_adapter_facts(file)
     assert is_adapter(file) and facts["modules"] == {"attn_q": 3} and facts["replaced"] == []
     assert (facts["format"], facts["rank"], facts["alpha"]) == ("GGUF for llama", 4, 16.0)
     assert "3 attn_q" in tm("info", file)[1]
+
+
+Q = "blk.0.attn_q.weight.lora_{}".format
+BROKEN = {
+    "a without b": ({Q("a"): (4, 32)}, "missing: blk.0.attn_q (b)"),
+    "ranks that differ": (
+        {Q("a"): (4, 32), Q("b"): (16, 8)},
+        "blk.0.attn_q: [4, 32] and [16, 8], no [R, I] and [O, R]",
+    ),
+    "another name": ({Q("a"): (4, 32), Q("b"): (16, 4), "blk.0.attn_q.weight": (16, 32)}, "unexpected: blk.0.attn_q"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_file_whose_tensors_do_not_agree_is_refused_as_the_load_does(kind, tm, tmp_path):
+    tensors, words = BROKEN[kind]
+    file = write_gguf_adapter(tmp_path / "x.gguf", tensors)
+    with pytest.raises(CheckpointError, match=re.escape(words)) as info:
+        read_adapter_facts(file)
+    with pytest.raises(CheckpointError, match=re.escape(words)) as load:
+        modules_of_gguf({name: torch.ones(shape) for name, shape in tensors.items()}, str(file))
+    assert str(info.value) == str(load.value)
+    code, _, err = tm("info", file)
+    assert code == 2 and words in " ".join(err.split())
+
+
+def test_halves_in_a_directory(peft):
+    tensors = load_file(peft / "adapter_model.safetensors")
+    del tensors[LAYER.format(1, "self_attn.v_proj") + ".lora_B.weight"]
+    save_file(tensors, peft / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing: model.layers.1.self_attn.v_proj \(b\)"):
+        read_adapter_facts(peft)
 
 
 def test_what_cannot_be_read_is_said(peft):

@@ -18,7 +18,7 @@ from tests.word_model import save_chat_model
 from tokenmill.cli import remove
 from tokenmill.hub.names import locate
 from tokenmill.hub.places import folders
-from tokenmill.hub.places.here import entries_here
+from tokenmill.hub.places.here import entries_here, names_here
 from tokenmill.hub.short_names import SHORT_NAMES
 from tokenmill.loader.at_hand.facts import facts_of
 
@@ -46,6 +46,32 @@ def test_what_is_no_model_is_told_with_its_reason(disk, listed):
     assert found.keys() == disk.problems.keys()
     for name, words in disk.problems.items():
         assert words in found[name], name
+
+
+def test_adapters_are_listed_as_adapters(disk, listed, tm):
+    """PEFT's directories and llama.cpp's files: what they are, their rank and base; a broken one with its reason."""
+    found = {adapter["name"]: adapter for adapter in listed["adapters"]}
+    assert {name: adapter["origin"] for name, adapter in found.items()} == disk.adapters
+    peft, file, half = found["one/french"], *(found[str(disk.given / name)] for name in ("lora.gguf", "half.gguf"))
+    assert (peft["format"], peft["rank"], peft["base"], peft["problem"]) == ("PEFT", 2, "one/tiny", None)
+    assert (file["format"], file["rank"], file["base"]) == ("GGUF for llama", 4, "Tiny Llama")
+    assert "is not whole" in half["problem"] and "blk.0.attn_q (b)" in half["problem"]
+    assert (Path(peft["path"]) / "adapter_config.json").is_file()
+    said = tm("list")[1]
+    assert "5 adapters, " in said and f"adapter {disk.given / 'half.gguf'} cannot be loaded: " in said
+
+
+def test_rm_of_an_adapter(disk, tm):
+    """Of the hub's cache by its name; of a folder the command is told."""
+    wanted = below(disk, disk.hub / "models--one--french")
+    assert removed(disk, tm, "one/french", "--yes") == wanted
+    assert f"`rm -r {disk.given / 'french'}` does" in refused(disk, tm, str(disk.given / "french"))
+
+
+def test_no_directory_of_an_adapter_is_proposed_as_a_model(disk):
+    """Of a file its header would tell, which is not read for a message."""
+    proposed = set(disk.adapters) & set(names_here())
+    assert all(name.endswith(".gguf") for name in proposed)
 
 
 def test_family_form_and_what_runs(disk, listed):

@@ -1,4 +1,4 @@
-"""`tokenmill list`: every model that this machine has, wherever it lies, and what is kept for it."""
+"""`tokenmill list`: every model and adapter that this machine has, wherever it lies, and what is kept for it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.cli.cache.list import cache_rows, show_cache
 from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, option
 from tokenmill.cli.process.display import echo, for_stdout, print_json, print_table
-from tokenmill.hub.places.entry import FoundModel
+from tokenmill.hub.places.entry import FoundModel, shown
 from tokenmill.loader.at_hand import BASE, INSTRUCT
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.units import counted, size
+from tokenmill.value_reader import brief
 
 if TYPE_CHECKING:  # this imports gguf and numpy, which --help does not wait for
+    from tokenmill.loader.at_hand.adapters import FoundAdapter
     from tokenmill.loader.at_hand.models import Model, Pair
 
 EXAMPLES = ("tokenmill list", "tokenmill list --dir ~/models --json", "tokenmill list --cache")
 HEADER = ("name", "size", "family", "kind", "form", "runs", "kept", "of")
 EXPENDABLE = ("of", "kept", "family", "runs", "kind")
 OF_NAMES = ("short name", "model", "size", "context", "kind", "stands for", "sha256")
+HEADER_OF_ADAPTERS = ("path", "size", "kind", "rank", "base", "of")
+EXPENDABLE_OF_ADAPTERS = ("of", "kind", "size")
 EXPENDABLE_OF_NAMES = ("sha256", "stands for", "model")
 
 FOLDERS = option(
@@ -39,11 +43,11 @@ def command(
     json: bool = JSON,
 ) -> None:
     """Show every model on this machine: its name for --model, size, family, form, whether it is a base model or
-    answers (instruct), and whether it runs here.
+    answers (instruct), and whether it runs here. And every adapter (LoRA): its kind, rank and base.
 
     It looks into the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the folders
     of llama.cpp and LM Studio, and the folders of TOKENMILL_MODELS and --dir. Only headers are read, and what they
-    tell is kept in the cache folder. Files that are no models are told after the table, with the reason.
+    tell is kept in the cache folder. Files that are neither are told after the tables, with the reason.
     """
     with held_interrupts():
         from tokenmill.loader.at_hand.models import models_here, pairs_of
@@ -51,11 +55,12 @@ def command(
     if names:
         _show_names(json)
         return
-    models, others = models_here(dirs or ())
+    models, adapters, others = models_here(dirs or ())
     pairs = pairs_of(models)
     if json:
         document = {
             "models": [_document(model) for model in models],
+            "adapters": [_document_of_adapter(adapter) for adapter in adapters],
             "others": [_without_model(entry) for entry in others],
             "same": [asdict(pair) for pair in pairs],
         }
@@ -66,7 +71,11 @@ def command(
         print_table(_title(models), rows, HEADER, EXPENDABLE)
     else:
         echo("no model is on this machine; `tokenmill pull` fetches one of 98 MB")
-    for line in _remarks(models, others, pairs):
+    if adapters:
+        total = size(sum(adapter.entry.num_bytes for adapter in adapters))
+        title = f"{counted(len(adapters), 'adapter')}, {total}: --adapter takes the path"
+        print_table(title, map(_row_of_adapter, adapters), HEADER_OF_ADAPTERS, EXPENDABLE_OF_ADAPTERS)
+    for line in _remarks(models, adapters, others, pairs):
         echo(for_stdout(line))
     if cache:
         show_cache()
@@ -129,13 +138,29 @@ def _row(model: "Model") -> tuple[str, ...]:
     )
 
 
-def _remarks(models: Sequence["Model"], others: Sequence[FoundModel], pairs: Sequence["Pair"]) -> Iterator[str]:
-    """Yield what the table does not say, a line each."""
+def _row_of_adapter(adapter: "FoundAdapter") -> tuple[str, ...]:
+    entry, facts = adapter.entry, adapter.facts
+    assert entry.path is not None, "it has files"
+    rank, base = str(facts.get("rank", "")), brief(facts.get("base", ""))[1:-1] or "unknown"
+    kinds = [facts.get("format", "unknown"), *(name for name in ("rslora", "dora") if facts.get(name))]
+    return shown(entry.path), size(entry.num_bytes), ", ".join(kinds), rank, base, entry.origin
+
+
+def _remarks(
+    models: Sequence["Model"],
+    adapters: Sequence["FoundAdapter"],
+    others: Sequence[FoundModel],
+    pairs: Sequence["Pair"],
+) -> Iterator[str]:
+    """Yield what the tables do not say, a line each."""
     for model in models:
         if model.facts.runs is None:
             yield f"{model.entry.name} does not run here: {model.facts.why_not}"
         if model.entry.note:
             yield f"{model.entry.name}: {model.entry.note}"
+    for adapter in adapters:
+        if adapter.problem:
+            yield f"adapter {adapter.entry.name} cannot be loaded: {adapter.problem}"
     forms = {model.entry.name: f"{model.facts.quantization}, {size(model.entry.num_bytes)}" for model in models}
     for pair in pairs:
         what = "are the same bytes twice" if pair.is_same else "seem to be one model in two forms"
@@ -167,6 +192,12 @@ def _document(model: "Model") -> dict[str, Any]:
             for each in kept.prefixes
         ],
     }
+
+
+def _document_of_adapter(adapter: "FoundAdapter") -> dict[str, Any]:
+    entry = adapter.entry
+    place = {"name": entry.name, "origin": entry.origin, "path": str(entry.path), "num_bytes": entry.num_bytes}
+    return {**place, **adapter.facts, "problem": adapter.problem or None}
 
 
 def _without_model(entry: FoundModel) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 FOREIGN = r"adapter_|consolidated"
 """The first letters of files that hold an adapter, or a model in Meta's or Mistral's own layout."""
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""The files of a directory of PEFT: of the weights the first that is there."""
 # Other names, for what other programs write, such as exports of GPTQ.
 _OTHERS = (r"model[\w.-]*\.safetensors", rf"(?!{FOREIGN})[\w.-]+\.safetensors", r"pytorch_model[\w.-]*\.bin")
 _SHARD = re.compile(r"(?P<before>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P<after>\.\w+)", re.ASCII)
@@ -33,6 +36,16 @@ def find_weights(names: Collection[str]) -> WeightFiles:
             stem, suffix = single.rsplit(".", 1)
             return WeightFiles(_matching(rf"{stem}[\w.-]+\.{suffix}", names), index)
     return WeightFiles(next((found for pattern in _OTHERS if (found := _matching(pattern, names))), ()))
+
+
+def holds_adapter(names: Collection[str]) -> bool:
+    """Tell whether a directory with these names holds an adapter of PEFT, and no model that it would be beside."""
+    return ADAPTER_CONFIG in names and not ("config.json" in names and find_weights(names).files)
+
+
+def missing_of_adapter(names: Collection[str]) -> list[str]:
+    """Return the name of the weights that a directory of PEFT lacks, if it has none."""
+    return [] if any(name in names for name in ADAPTER_WEIGHTS) else [ADAPTER_WEIGHTS[0]]
 
 
 def missing_shards(files: Collection[str]) -> list[str]:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError
-from tokenmill.hub.weight_files import FOREIGN, find_weights, missing_shards
+from tokenmill.hub.weight_files import ADAPTER_CONFIG, FOREIGN, find_weights, missing_shards
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 
@@ -39,8 +39,8 @@ def has_weights(path: Path) -> bool:
 
 def not_a_model(path: Path) -> str:
     """Say why a directory without a config.json is no model."""
-    if (path / "adapter_config.json").is_file():
-        base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    if (path / ADAPTER_CONFIG).is_file():
+        base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
         of = f"of the model {brief(base)}, not a model" if isinstance(base, str) and base else "and no model"
         return (
             f"{path} is an adapter {of}: give the model, and this with --adapter; or tokenmill merge writes both as one"

@@ -90,7 +90,7 @@ def test_many_equal_files_are_read_once_each_and_paired_with_the_first(files, mo
     read_files = []
     digest = models.fingerprint
     monkeypatch.setattr(models, "fingerprint", lambda path: read_files.append(path) or digest(path))
-    found, _ = models.models_here([files[0].parent])
+    found = models.models_here([files[0].parent]).models
     pairs = [pair for pair in models.pairs_of(found) if "F16" in pair.first or "copy" in pair.first]
     assert len(pairs) == 9 and all(pair.is_same for pair in pairs) and len({pair.first for pair in pairs}) == 1
     assert len(read_files) == len(set(read_files)) == 11

@@ -18,7 +18,8 @@ class FoundModel:
 
     origin: whose place it is: tokenmill, hub, Ollama, LM Studio, llama.cpp or folder. problem: why there is no model.
     note: what else is to be said. commit: of a repository of the hub. elsewhere: how one deletes it where it belongs;
-    empty where `tokenmill rm` does.
+    empty where `tokenmill rm` does. is_adapter: it is a directory of PEFT, which `--adapter` takes by its path; of a
+    GGUF file its header tells.
     """
 
     name: str
@@ -30,6 +31,7 @@ class FoundModel:
     note: str = ""
     commit: str = ""
     elsewhere: str = ""
+    is_adapter: bool = False
 
     @property
     def num_bytes(self) -> int:

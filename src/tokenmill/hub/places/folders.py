@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from shlex import join, quote
 
 from tokenmill.hub.places.entry import FOLDER, FoundModel, folder_of, is_folder, reason_of, shown
-from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
+from tokenmill.hub.weight_files import find_weights, holds_adapter, missing_of_adapter, missing_shards, shards_of
 from tokenmill.value_reader import folder_of_setting
 
 VARIABLE = "TOKENMILL_MODELS"
@@ -82,6 +82,8 @@ def _below(walk: _Walk, folder: Path, depth: int) -> Iterator[FoundModel]:
     names = [entry.name for entry in entries if entry not in inner]
     if "config.json" in names and (weights := find_weights(names)).files:
         yield _directory(origin, root, folder, names, missing_shards(weights.files))
+    elif holds_adapter(names):
+        yield replace(_directory(origin, root, folder, names, missing_of_adapter(names)), is_adapter=True)
     for first in _first_parts(names):
         yield _file(origin, root, folder, first, names)
     for each in entries:

@@ -36,7 +36,7 @@ def entries_here(more: Iterable[Path] = ()) -> list[FoundModel]:
 def names_here() -> list[str]:
     """Name the models here, as `--model` takes them; empty where they cannot be found out."""
     try:
-        return [entry.name for entry in entries_here() if entry.path is not None]
+        return [entry.name for entry in entries_here() if entry.path is not None and not entry.is_adapter]
     except (OSError, TokenmillError):
         return []
 

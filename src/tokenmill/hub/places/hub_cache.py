@@ -15,7 +15,7 @@ from huggingface_hub.errors import CacheNotFound, CorruptedCacheException
 from tokenmill.errors import RequestError
 from tokenmill.hub.places.entry import HUB, FoundModel, is_folder, real_path, reason_of
 from tokenmill.hub.places.removal import Removal
-from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
+from tokenmill.hub.weight_files import find_weights, holds_adapter, missing_of_adapter, missing_shards, shards_of
 from tokenmill.value_reader import with_home
 
 MAIN = "main"
@@ -97,18 +97,20 @@ def _entries(repository: CachedRepoInfo) -> Iterator[FoundModel]:
 
 
 def _models(name: str, revision: CachedRevisionInfo) -> Iterator[FoundModel]:
-    """Yield the model in safetensors or `.bin` of a snapshot, and each of its GGUF files."""
+    """Yield the model in safetensors or `.bin` of a snapshot, or its adapter, and each of its GGUF files."""
     files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file.file_path for file in revision.files}
     is_main, commit = MAIN in revision.refs, revision.commit_hash
     whole = name if is_main else f"{name}/tree/{commit}"
     weights = find_weights([file for file in files if "/" not in file])
     others = tuple(path for file, path in files.items() if not file.endswith(".gguf"))
     firsts = _first_parts(files)
-    if "config.json" in files and weights.files:
-        missing = missing_shards(weights.files)
-        problem = f"lacks {', '.join(missing)} in the hub's cache: `tokenmill pull {name}` goes on" * bool(missing)
+    is_adapter = holds_adapter(files)
+    if is_adapter or ("config.json" in files and weights.files):
+        missing = missing_of_adapter(files) if is_adapter else missing_shards(weights.files)
+        again = f"hf download {name}" if is_adapter else f"tokenmill pull {name}"
+        problem = f"lacks {', '.join(missing)} in the hub's cache: `{again}` goes on" * bool(missing)
         path = None if missing else revision.snapshot_path
-        yield FoundModel(whole, HUB, hub_folder(), path, others, problem, commit=commit)
+        yield FoundModel(whole, HUB, hub_folder(), path, others, problem, commit=commit, is_adapter=is_adapter)
     elif not firsts:
         problem = "holds no weights in the hub's cache, only " + (", ".join(sorted(files)[:5]) or "an empty snapshot")
         yield FoundModel(whole, HUB, hub_folder(), None, others, problem, commit=commit)

@@ -1,13 +1,15 @@
-"""Every model on this machine, with its facts and kept files; the pairs of entries that are one model."""
+"""Every model and adapter on this machine, with its facts and kept files; the pairs of entries that are one model."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.places.entry import FoundModel, real_path
 from tokenmill.hub.places.here import entries_here
+from tokenmill.loader.at_hand.adapters import FoundAdapter, adapter_of
 from tokenmill.loader.at_hand.facts import Facts, facts_of, plain_title
 from tokenmill.loader.at_hand.headers import KnownHeaders
 from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
@@ -35,17 +37,28 @@ class Pair:
     is_same: bool
 
 
-def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[FoundModel]]:
-    """List the models, and the entries that are no models, with the reason."""
-    kept, headers, models, others = all_kept(), KnownHeaders(), list[Model](), list[FoundModel]()
+class Here(NamedTuple):
+    """Models and adapters. others: entries that are neither, with the reason."""
+
+    models: list[Model]
+    adapters: list[FoundAdapter]
+    others: list[FoundModel]
+
+
+def models_here(more: Iterable[Path] = ()) -> Here:
+    """List the models, the adapters, and the entries that are neither."""
+    kept, headers, here = all_kept(), KnownHeaders(), Here([], [], [])
     for entry in entries_here(more):
         if entry.path is None:
-            others.append(entry)
+            here.others.append(entry)
             continue
-        facts = facts_of(entry.path, headers)
-        models.append(Model(entry, facts, kept.get(str(real_path(entry.path)), KeptFiles())))
+        facts = None if entry.is_adapter else facts_of(entry.path, headers)
+        if (facts is None or facts.runs is None) and (adapter := adapter_of(entry)) is not None:
+            here.adapters.append(adapter)
+        elif facts is not None:
+            here.models.append(Model(entry, facts, kept.get(str(real_path(entry.path)), KeptFiles())))
     headers.save()
-    return models, others
+    return here
 
 
 def pairs_of(models: Sequence[Model]) -> list[Pair]:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from tokenmill.errors import ConfigError
+from tokenmill.hub.weight_files import ADAPTER_WEIGHTS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.value_reader import path_of
-
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def named_adapters(given: str | None) -> dict[str, str]:
@@ -24,7 +23,7 @@ def weights_of(path: Path) -> Path:
     """Find the file with an adapter's tensors: in a directory of PEFT, or the GGUF file itself."""
     if not path.is_dir():
         return path
-    return next((path / each for each in WEIGHTS if (path / each).is_file()), path / WEIGHTS[0])
+    return next((path / each for each in ADAPTER_WEIGHTS if (path / each).is_file()), path / ADAPTER_WEIGHTS[0])
 
 
 def paths_of_settings(config: EngineConfig) -> list[Path]:

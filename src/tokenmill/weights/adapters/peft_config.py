@@ -11,7 +11,6 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import ValueReader, brief
 
-CONFIG = "adapter_config.json"
 MAX_RANK = 4096  # far above any; PEFT's guides go up to 256
 
 MAX_PATTERN, MAX_REPEATS = 300, 3  # names of modules need no more

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.hub.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family
 from tokenmill.registry import ADAPTER_FILES, lookup
@@ -20,8 +21,8 @@ from tokenmill.weights.adapters.adapter import Adapter
 from tokenmill.weights.adapters.changes import Builder
 from tokenmill.weights.adapters.factors import Module, modules_of_peft
 from tokenmill.weights.adapters.model_weights import ModelWeights
-from tokenmill.weights.adapters.named import WEIGHTS, weights_of
-from tokenmill.weights.adapters.peft_config import CONFIG, PeftConfig, names, read_peft_config
+from tokenmill.weights.adapters.named import weights_of
+from tokenmill.weights.adapters.peft_config import PeftConfig, names, read_peft_config
 from tokenmill.weights.adapters.places import Places
 
 _NESTED = ".base_layer"
@@ -43,7 +44,7 @@ def open_adapter(
     elif path.is_file():
         digest, builder = lookup(ADAPTER_FILES, "gguf", "adapter")(path, model, dtype, base)
     else:
-        raise CheckpointError(f"{path} is neither a directory with an {CONFIG} nor a GGUF file of an adapter")
+        raise CheckpointError(f"{path} is neither a directory with an {ADAPTER_CONFIG} nor a GGUF file of an adapter")
     changes, embedding = builder.finish()
     if not changes and embedding is None:
         raise CheckpointError(f"{path} changes nothing of this {model.family} model's text, so it would not be applied")
@@ -54,11 +55,13 @@ def open_adapter(
 
 
 def _open_peft(path: Path, model: ModelConfig, dtype: torch.dtype, base: ModelWeights) -> tuple[bytes, Builder]:
-    facts = _read(path / CONFIG, _hint(path))
+    facts = _read(path / ADAPTER_CONFIG, _hint(path))
     file = weights_of(path)
-    weights = _read(file, f"; a directory of PEFT has one of {' and '.join(WEIGHTS)} beside its {CONFIG}")
+    weights = _read(
+        file, f"; a directory of PEFT has one of {' and '.join(ADAPTER_WEIGHTS)} beside its {ADAPTER_CONFIG}"
+    )
     digest = hashlib.sha256(len(facts).to_bytes(8, "little") + facts + weights).digest()
-    config = read_peft_config(_parsed(facts, path / CONFIG), str(path / CONFIG))
+    config = read_peft_config(_parsed(facts, path / ADAPTER_CONFIG), str(path / ADAPTER_CONFIG))
     modules = modules_of_peft(_tensors(file, weights), str(file))
     builder = Builder(Places(find_family({"model_type": model.family}), model), dtype, str(path), base)
     experts = _experts(modules, config, builder.places)
@@ -112,7 +115,7 @@ def _experts(modules: Mapping[str, Module], config: PeftConfig, places: Places) 
 
 def _hint(path: Path) -> str:
     """Say which folders inside hold adapters, where this one does not."""
-    inside = sorted(each.parent.name for each in path.glob(f"*/{CONFIG}"))
+    inside = sorted(each.parent.name for each in path.glob(f"*/{ADAPTER_CONFIG}"))
     return f"; there are adapters in its folders {', '.join(inside[:10])}" if inside else ""
 
 
