@@ -202,6 +202,12 @@ typedef struct {
   const float* bias;      // [count]; null without
 } TmChange;
 
+// A tensor of a norm that an adapter replaces, by its address in the model.
+typedef struct {
+  const float* before;
+  const float* after;     // as many numbers
+} TmNorm;
+
 // An adapter. The matrices of a model are numbered linear by linear, and expert by expert. The embedding of token i becomes
 // table[i] + scale * a[i] b, or the row of `rows` that it has in `ids`.
 typedef struct {
@@ -217,6 +223,8 @@ typedef struct {
   const void* rows;       // [num_ids, hidden]
   const int64_t* ids;
   int64_t num_ids;
+  const TmNorm* norms;    // by rising addresses `before`
+  int64_t num_norms;
 } TmAdapter;
 
 // After `count` tokens of a span the states are stored in a slot.

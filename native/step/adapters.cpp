@@ -105,6 +105,15 @@ void Worker::apply_change(const TmChange& change, const ChangedRows& rows, const
   }
 }
 
+// The tensor of a norm, or what the adapter of a token has in its place.
+const float* Worker::tensor_of_norm(const float* tensor, int token) const {
+  const TmAdapter* adapter = plan_.adapter_of(token);
+  if (!adapter) return tensor;
+  const TmNorm *end = adapter->norms + adapter->num_norms;
+  const TmNorm* found = std::lower_bound(adapter->norms, end, tensor, [](const TmNorm& norm, const float* wanted) { return norm.before < wanted; });
+  return found != end && found->before == tensor ? found->after : tensor;
+}
+
 // A row of the embedding as the adapter of a token has it.
 void Worker::change_embedding(const TmAdapter& adapter, int64_t token, float* row) const {
   const int hidden = model_.shape.hidden, rank = adapter.rank;

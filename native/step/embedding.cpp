@@ -99,7 +99,7 @@ void Worker::embed(const TmOp& op) {
     if (!embeds(op, token)) continue;
     embed_token(op, token, row);
     if (plan_.adapted && plan_.adapter_of(t)) change_embedding(*plan_.adapter_of(t), token, row);
-    if (op.weight) kernels_.norm(row, row, hidden, op.weight, nullptr, op.eps, op.centred);
+    if (op.weight) kernels_.norm(row, row, hidden, own(op.weight, t), nullptr, op.eps, op.centred);
     if (op.scale != 1)
       for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     if (op.positions)

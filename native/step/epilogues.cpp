@@ -109,7 +109,7 @@ void Worker::store_heads(const TmOp& op) {
       memcpy(row, part, sizeof(float) * (size_t)width);
       std::fill(row + width, row + rounded(width, TILE), 0.0f);
       if (kind < 2 && op.norm_scope == TM_ALL_HEADS)
-        kernels_.norm(row, row, width, kind ? op.k_norm : op.q_norm, kind ? op.k_norm_bias : op.q_norm_bias, op.eps, op.centred);
+        kernels_.norm(row, row, width, own(kind ? op.k_norm : op.q_norm, t), own(kind ? op.k_norm_bias : op.q_norm_bias, t), op.eps, op.centred);
       for (int h = 0; h < heads[kind]; h++) {
         memcpy(out, row + h * dim, sizeof(float) * (size_t)dim);
         std::fill(out + dim, out + Model::head_width(op), 0.0f);
@@ -127,7 +127,7 @@ void Worker::store_head(const TmOp& op, int head, int token, float* out) {
   if (!is_q && !is_v && op.kv_parts == 1) store_key_as_value(op, token, head, out);
   if (!is_v) {
     if (op.norms_after_rope) rotate_head(op, token, out);
-    norm_head(op, is_q, is_q ? head : head - shape.num_heads, out);
+    norm_head(op, token, is_q, is_q ? head : head - shape.num_heads, out);
     if (!op.norms_after_rope) rotate_head(op, token, out);
   }
   if (is_q && op.temperatures)
@@ -150,7 +150,7 @@ void Worker::latent_rows(const TmOp& op, size_t number) {
     const float* products = stored(t) + op.key;
     memcpy(row, products, sizeof(float) * (size_t)latent);
     std::fill(row + latent, row + rounded(latent, TILE), 0.0f);
-    kernels_.norm(row, row, latent, op.weight, nullptr, op.eps, 0);
+    kernels_.norm(row, row, latent, own(op.weight, t), nullptr, op.eps, 0);
     memcpy(out, row, sizeof(float) * (size_t)latent);
     turned_end(op, t, products + latent, out);
     store_kv(op, t, 0, false, out);
@@ -190,8 +190,8 @@ void Worker::rotate_head(const TmOp& op, int token, float* out) {
   if (half) kernels_.rotate(out, op.cosines + at, op.sines + at, (int)half);
 }
 
-void Worker::norm_head(const TmOp& op, bool is_q, int head, float* out) {
-  const float *weight = is_q ? op.q_norm : op.k_norm, *bias = is_q ? op.q_norm_bias : op.k_norm_bias;
+void Worker::norm_head(const TmOp& op, int token, bool is_q, int head, float* out) {
+  const float *weight = own(is_q ? op.q_norm : op.k_norm, token), *bias = own(is_q ? op.q_norm_bias : op.k_norm_bias, token);
   if (!weight || op.norm_scope == TM_ALL_HEADS) return;
   const int64_t at = op.norm_scope == TM_OWN_HEAD ? (int64_t)head * op.head_dim : 0;
   kernels_.norm(out, out, op.head_dim, weight + at, bias ? bias + at : nullptr, op.eps, op.centred);

@@ -79,15 +79,16 @@ void Worker::gate(const TmOp& op) {
     }
     memcpy(gates, stored(t) + op.gate, sizeof(float) * (size_t)width);
     if (op.sparse) keep_largest(op, gates);
-    if (!op.gate_first) norm_blocks(op, row);
+    if (!op.gate_first) norm_blocks(op, t, row);
     kernels_.activate(gates, row, padded, op.activation, 0, 0);
-    if (op.gate_first) norm_blocks(op, gates);
+    if (op.gate_first) norm_blocks(op, t, gates);
     input(op.to).store(kernels_, gates, 0, t, 1, 0, padded, padded);
   }
   meet_unless_small();
 }
 
-void Worker::norm_blocks(const TmOp& op, float* row) const {
+void Worker::norm_blocks(const TmOp& op, int token, float* row) const {
+  const float* weight = own(op.weight, token);
   for (int at = 0; op.block && at < op.outputs; at += op.block)
-    kernels_.norm(row + at, row + at, op.block, op.weight + (op.norm_scope == TM_OWN_HEAD ? at : 0), nullptr, op.eps, op.centred);
+    kernels_.norm(row + at, row + at, op.block, weight + (op.norm_scope == TM_OWN_HEAD ? at : 0), nullptr, op.eps, op.centred);
 }

@@ -66,20 +66,20 @@ void Worker::join_streams(const TmOp& op) {
 }
 
 // The factors of the coefficients, one for each stream: tanh(router(norm(x) * scale)).
-void Worker::route_streams(const TmOp& op, const float* x, float* routed) {
+void Worker::route_streams(const TmOp& op, const float* x, int64_t token, float* routed) {
   const int hidden = model_.shape.hidden;
-  float* row = normed_row(x, op.weight, op);
+  float* row = normed_row(x, token, op.weight, op);
   for (int c = 0; c < hidden; c++) row[c] *= op.scale;
   for (int i = 0; i < model_.streams; i++) routed[i] = std::tanh(dot(row, op.router + (int64_t)i * hidden, hidden));
 }
 
 // A row of scratch memory, normed, with zeros behind it.
-float* Worker::normed_row(const float* x, const float* weight, const TmOp& op) {
+float* Worker::normed_row(const float* x, int64_t token, const float* weight, const TmOp& op) {
   const int hidden = model_.shape.hidden;
   float* row = scratch_.row.get();
   memcpy(row, x, sizeof(float) * (size_t)hidden);
   std::fill(row + hidden, row + model_.hidden_stride(), 0.0f);
-  kernels_.norm(row, row, hidden, weight, nullptr, op.eps, 0);
+  kernels_.norm(row, row, hidden, own(weight, token), nullptr, op.eps, 0);
   return row;
 }
 
@@ -95,7 +95,7 @@ void Worker::predict_streams(const TmOp& op) {
   float routed[MAX_STREAMS], *before = scratch_.streams.get();
   const auto [from, to] = share(plan_.step->num_tokens);
   for (int t = from; t < to; t++) {
-    route_streams(op, stream(t, 0), routed);
+    route_streams(op, stream(t, 0), t, routed);
     for (int i = 0; i < num; i++) memcpy(before + i * hidden, stream(t, i), bytes);
     for (int k = 0; k < num * num; k++)
       kernels_.add_weighted(stream(t, k / num), before + k % num * hidden, coefficient(op, k, routed), hidden);
@@ -110,9 +110,9 @@ void Worker::add_beside(const TmOp& op) {
   for (int t = from; t < to; t++) {
     float* sums = residual(t);
     float* products = stored(t) + op.column;
-    const float* row = normed_row(products, op.weight, op);
+    const float* row = normed_row(products, t, op.weight, op);
     memcpy(products, row, sizeof(float) * (size_t)hidden);
-    row = normed_row(stream(t, 0), op.input_norm, op);
+    row = normed_row(stream(t, 0), t, op.input_norm, op);
     for (int c = 0; c < hidden; c++) sums[c] = (sums[c] + (row[c] + products[c])) * op.rescale;
   }
 }
@@ -123,7 +123,7 @@ void Worker::correct_streams(const TmOp& op) {
   const auto [from, to] = share(plan_.step->num_tokens);
   for (int t = from; t < to; t++) {
     float* change = residual(t);
-    route_streams(op, change, routed);
+    route_streams(op, change, t, routed);
     for (int c = 0; c < hidden; c++) change[c] -= stream(t, 0)[c];
     for (int i = 0; i < num; i++) kernels_.add_weighted(stream(t, i), change, coefficient(op, i, routed) + 1, hidden);
     for (int c = 0; c < hidden; c++) change[c] = op.factors ? stream(t, 0)[c] * op.factors[c] : stream(t, 0)[c];
@@ -134,7 +134,7 @@ void Worker::correct_streams(const TmOp& op) {
 void Worker::spread_streams(const TmOp& op) {
   const auto [from, to] = share(plan_.step->num_tokens);
   for (int t = from; t < to; t++) {
-    const float* row = normed_row(stored(t) + op.column, op.weight, op);
+    const float* row = normed_row(stored(t) + op.column, t, op.weight, op);
     for (int i = 1; i < model_.streams; i++) kernels_.add(stream(t, i), row, model_.shape.hidden);
   }
 }

@@ -46,6 +46,11 @@ void Worker::perform_norm(const TmOp& op) {
   }
 }
 
+// A row of a token, normed with the weight and bias of the operation.
+void Worker::norm_row(const TmOp& op, int64_t token, const float* x, float* out, int count) const {
+  kernels_.norm(x, out, count, own(op.weight, token), own(op.bias, token), op.eps, op.centred);
+}
+
 // The norm before the head takes only the rows whose logits are computed, and writes them to the front of the buffer.
 void Worker::norm(const TmOp& op) {
   const TmStep& step = *plan_.step;
@@ -59,7 +64,7 @@ void Worker::norm(const TmOp& op) {
     if (op.kind == TM_COPY)
       memcpy(row, op.stream ? stream(token, op.stream) : residual(token), sizeof(float) * (size_t)hidden);
     else
-      kernels_.norm(residual(token), row, hidden, op.weight, op.bias, op.eps, op.centred);
+      norm_row(op, token, residual(token), row, hidden);
     if (op.scale != 1)
       for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     input(op.to).store(kernels_, row, 0, t, 1, 0, padded, padded);
@@ -76,7 +81,7 @@ void Worker::keep_hidden(const TmOp& op) {
   memset(row + hidden, 0, sizeof(float) * (size_t)(model_.hidden_stride() - hidden));
   const auto [from, to] = share_of(step.num_tokens, own_thread_, threads_.count());
   for (int t = from; t < to; t++) {
-    kernels_.norm(residual(t), row, hidden, op.weight, op.bias, op.eps, op.centred);
+    norm_row(op, t, residual(t), row, hidden);
     memcpy(step.hidden + (step.places ? step.places[t] : t) * hidden, row, sizeof(float) * (size_t)hidden);
   }
 }
@@ -91,8 +96,8 @@ void Worker::pair(const TmOp& op) {
   for (int t = from; t < to; t++) {
     const int64_t place = step.places ? step.places[t] : t;
     if (op.weight) {
-      memcpy(both, normed_row(residual(t), op.weight, op), sizeof(float) * (size_t)hidden);
-      memcpy(both + hidden, normed_row(step.given + place * hidden, op.input_norm, op), sizeof(float) * (size_t)hidden);
+      memcpy(both, normed_row(residual(t), t, op.weight, op), sizeof(float) * (size_t)hidden);
+      memcpy(both + hidden, normed_row(step.given + place * hidden, t, op.input_norm, op), sizeof(float) * (size_t)hidden);
     } else {
       memcpy(both, step.given + place * width, sizeof(float) * (size_t)width);
     }
@@ -114,7 +119,7 @@ void Worker::add_normed(const TmOp& op) {
   memset(row + hidden, 0, sizeof(float) * (size_t)(model_.hidden_stride() - hidden));
   for (int t = from; t < to; t++) {
     memcpy(row, stored(t) + op.column, sizeof(float) * (size_t)hidden);
-    kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
+    norm_row(op, t, row, row, hidden);
     add_scaled(op, t, 0, row, hidden);
   }
   ranks_.meet();
@@ -128,7 +133,7 @@ void Worker::norm_stored(const TmOp& op) {
   for (int t = from; t < to; t++) {
     float* results = stored(t) + op.column;
     memcpy(row, results, sizeof(float) * (size_t)hidden);
-    kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
+    norm_row(op, t, row, row, hidden);
     for (int i = 0; i < hidden; i++) results[i] = op.gated ? row[i] + stored(t)[op.gate + i] : row[i];
   }
   ranks_.meet();
@@ -137,7 +142,7 @@ void Worker::norm_stored(const TmOp& op) {
 void Worker::norm_in_place(const TmOp& op) {
   const int hidden = model_.shape.hidden;
   const auto [from, to] = share(plan_.step->num_tokens);
-  for (int t = from; t < to; t++) kernels_.norm(residual(t), residual(t), hidden, op.weight, op.bias, op.eps, op.centred);
+  for (int t = from; t < to; t++) norm_row(op, t, residual(t), residual(t), hidden);
   ranks_.meet();
 }
 
@@ -149,7 +154,7 @@ void Worker::norm_columns(const TmOp& op) {
   std::fill(row + width, row + padded, 0.0f);
   for (int t = from; t < to; t++) {
     memcpy(row, stored(t) + op.column, sizeof(float) * (size_t)width);
-    kernels_.norm(row, row, width, op.weight, op.bias, op.eps, op.centred);
+    norm_row(op, t, row, row, width);
     memory_.buffers[op.to].store(kernels_, row, 0, t, 1, 0, padded, padded);
   }
   ranks_.meet();
@@ -169,7 +174,7 @@ void Worker::layer_inputs(const TmOp& op) {
     for (int first = 0; first < width; first += block) {
       for (int i = 0; i < block; i++) row[i] = products[first + i] * op.act_a;
       std::fill(row + block, row + rounded(block, TILE), 0.0f);
-      kernels_.norm(row, row, block, op.weight, nullptr, op.eps, 0);
+      kernels_.norm(row, row, block, own(op.weight, t), nullptr, op.eps, 0);
       for (int i = first; i < first + block; i++) {
         const float number = decoded ? decoded[i] : table_entry(op.table, op.scheme, token * width + i);
         results[i] = (row[i - first] + number * op.scale) * op.act_b;

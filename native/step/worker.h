@@ -55,6 +55,7 @@ class Worker {
   void perform(size_t number);
   void norm(const TmOp& op);
   void perform_norm(const TmOp& op);
+  void norm_row(const TmOp& op, int64_t token, const float* x, float* out, int count) const;
   void add_normed(const TmOp& op);
   void norm_stored(const TmOp& op);
   void norm_in_place(const TmOp& op);
@@ -90,7 +91,7 @@ class Worker {
   void turned_end(const TmOp& op, int token, const float* numbers, float* out);
   void store_key_as_value(const TmOp& op, int token, int head, const float* key);
   void rotate_head(const TmOp& op, int token, float* out);
-  void norm_head(const TmOp& op, bool is_q, int head, float* out);
+  void norm_head(const TmOp& op, int token, bool is_q, int head, float* out);
   void store_kv(const TmOp& op, int token, int head, bool is_v, float* out);
 
   // adapters.cpp
@@ -100,6 +101,9 @@ class Worker {
   void apply_changes(const TmOp& op, const PendingProduct& product, float* out, float* gate);
   void apply_change(const TmChange& change, const ChangedRows& rows, const PendingProduct& product, int offset, float* out);
   void change_embedding(const TmAdapter& adapter, int64_t token, float* row) const;
+  // A tensor of a norm as a token of the step has it. Null stays null.
+  const float* own(const float* tensor, int64_t token) const { return plan_.adapted ? tensor_of_norm(tensor, (int)token) : tensor; }
+  const float* tensor_of_norm(const float* tensor, int token) const;
   size_t op_number(const TmOp& op) const { return (size_t)(&op - model_.ops.data()); }
 
   // kv_prefetch.cpp
@@ -123,7 +127,7 @@ class Worker {
   void recur(const TmOp& op, size_t number);
   void recur_slice(const TmOp& op, const Span& span, int head, int slice);
   void gate(const TmOp& op);
-  void norm_blocks(const TmOp& op, float* row) const;
+  void norm_blocks(const TmOp& op, int token, float* row) const;
 
   // streams.cpp
   void expand_streams(const TmOp& op);
@@ -133,9 +137,9 @@ class Worker {
   void spread_streams(const TmOp& op);
   void join_streams(const TmOp& op);
   void rescale_further(const TmOp& op, int64_t token, const float* first);
-  void route_streams(const TmOp& op, const float* x, float* routed);
+  void route_streams(const TmOp& op, const float* x, int64_t token, float* routed);
   float coefficient(const TmOp& op, int number, const float* routed) const;
-  float* normed_row(const float* x, const float* weight, const TmOp& op);
+  float* normed_row(const float* x, int64_t token, const float* weight, const TmOp& op);
   void keep_largest(const TmOp& op, float* gates) const;
 
   // experts.cpp

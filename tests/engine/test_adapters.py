@@ -20,7 +20,9 @@ TOKENS = prompt(21, seed=4)
 
 
 def adapters_of(family, folder):
-    kinds = {"a": {}, "b": {"target_modules": ["embed_tokens", "q_proj"], "r": 3}, "c": {"r": 2, "use_rslora": True}}
+    """c has norms of its own, too: of PEFT's names all that end so."""
+    kinds = {"a": {}, "b": {"target_modules": ["embed_tokens", "q_proj"], "r": 3}}
+    kinds["c"] = {"r": 2, "use_rslora": True, "modules_to_save": ["norm"]}
     for number, name in enumerate(NAMES):
         if not (folder / family / name).exists():
             save_adapter(family, folder / family / name, seed=number, **kinds[name])
@@ -39,6 +41,20 @@ def loaded(family, models, folder, names=NAMES, **settings):
     for name in names:
         engine.load_adapter(name, paths[name])
     return engine
+
+
+def together(engine, texts):
+    """The logits of texts that are computed in the same steps, by their lengths and the names of their adapters."""
+    core, found = engine.core, {}
+    sequences = [core.inputs.kept(list(tokens), 0, adapter=core.adapter(name)) for tokens, name in texts]
+    for sequence, (tokens, name) in zip(sequences, texts, strict=True):
+        rows = found[len(tokens), name] = []
+        sequence.on_logits = lambda work, logits_RV, rows=rows: rows.append(logits_RV.clone())
+        core.enqueue(sequence)
+    for sequence in sequences:
+        core.run_to_end(sequence)
+        core.release(sequence)
+    return {key: torch.cat(rows) for key, rows in found.items()}
 
 
 @needs_native
@@ -69,17 +85,16 @@ def test_a_row_has_the_same_bits_whatever_runs_beside(family, scheme, models, fo
     with loaded(family, models, folder, scheme=scheme, threads=2, max_step_tokens=7, prefix_cache=False) as engine:
         for tokens, name in texts:
             assert torch.equal(engine.logits(tokens, adapter=name), alone[len(tokens), name])
-        core, found = engine.core, {}
-        sequences = [core.inputs.kept(list(tokens), 0, adapter=core.adapter(name)) for tokens, name in texts]
-        for sequence, (tokens, name) in zip(sequences, texts, strict=True):
-            rows = found[len(tokens), name] = []
-            sequence.on_logits = lambda work, logits_RV, rows=rows: rows.append(logits_RV.clone())
-            core.enqueue(sequence)
-        for sequence in sequences:
-            core.run_to_end(sequence)
-            core.release(sequence)
-        for key, rows in found.items():
-            assert torch.equal(torch.cat(rows), alone[key])
+        for key, logits_TV in together(engine, texts).items():
+            assert torch.equal(logits_TV, alone[key])
+
+
+def test_texts_with_norms_of_an_adapter_beside_others_in_program_eager(models, folder):
+    texts = [(prompt(length, seed=length), name) for length in (3, 18) for name in (None, *NAMES)]
+    with loaded("llama", models, folder, program="eager", scheme="dense", prefix_cache=False) as engine:
+        alone = {(len(tokens), name): engine.logits(tokens, adapter=name) for tokens, name in texts}
+        for key, logits_TV in together(engine, texts).items():
+            torch.testing.assert_close(logits_TV, alone[key], rtol=0, atol=1e-5)
 
 
 @needs_native

@@ -67,6 +67,18 @@ KINDS = {
     "saved head": ("llama", {"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]}),
     "saved embedding": ("llama", {"modules_to_save": ["embed_tokens"], "target_modules": ["q_proj"]}),
     "saved matrix": ("llama", {"modules_to_save": ["up_proj"], "target_modules": ["q_proj"]}),
+    **{f"norms of {name}": (name, {"modules_to_save": saved, "target_modules": target}) for name, saved, target in (
+        ("llama", ["input_layernorm", "post_attention_layernorm", "norm"], ["q_proj"]),
+        ("gpt2", ["ln_1", "ln_2", "ln_f"], ["c_attn"]),  # with biases
+        ("gemma3_text", ["input_layernorm", "post_feedforward_layernorm", "q_norm"], ["q_proj"]),  # 1 + weight
+        ("qwen3", ["q_norm", "k_norm", "norm"], ["q_proj"]),
+        ("olmo2", ["q_norm", "post_attention_layernorm"], ["q_proj"]),  # over all heads
+        ("cohere", ["input_layernorm", "norm"], ["q_proj"]),
+        ("deepseek_v3", ["q_a_layernorm", "kv_a_layernorm"], ["o_proj"]),
+        ("qwen3_5_text", ["linear_attn.norm", "input_layernorm"], ["o_proj"]),
+        ("bamba", ["mamba.norm", "final_layernorm"], ["o_proj"]),
+        ("gemma3n_text", ["router_norm", "post_laurel_norm", "per_layer_projection_norm"], ["q_proj"]),
+    )},
     "embedding": ("llama", {"target_modules": ["embed_tokens", "q_proj"]}),
     "head": ("llama", {"target_modules": ["lm_head", "q_proj"]}),
     "dora of the embedding": ("llama", {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True}),

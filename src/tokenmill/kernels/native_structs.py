@@ -56,6 +56,12 @@ class TmChange(Structure):
     _fields_ = _fields((c_int32, "first count rank at unit type"), (c_float, "scale"), (c_void_p, "a b factors bias"))
 
 
+class TmNorm(Structure):
+    """A tensor of a norm that an adapter replaces, by its address."""
+
+    _fields_ = _fields((c_void_p, "before after"))
+
+
 class TmAdapter(Structure):
     _fields_ = _fields(
         (POINTER(TmChange), "changes"),
@@ -65,6 +71,8 @@ class TmAdapter(Structure):
         (c_float, "scale"),
         (c_void_p, "table a b rows ids"),
         (c_int64, "num_ids"),
+        (POINTER(TmNorm), "norms"),
+        (c_int64, "num_norms"),
     )
 
 
@@ -115,7 +123,7 @@ class TmScore(Structure):
 def layout() -> str:
     """Write size of each struct, offset and size of each field, as tm_layout does if it was built for these."""
     lines = []
-    for struct in (TmUnit, TmOp, TmModel, TmChange, TmAdapter, TmSave, TmSpan, TmStep, TmSample, TmScore):
+    for struct in (TmUnit, TmOp, TmModel, TmChange, TmNorm, TmAdapter, TmSave, TmSpan, TmStep, TmSample, TmScore):
         name = struct.__name__
         lines.append(f"{name} 0 {sizeof(struct)}")
         for field, *_ in struct._fields_:

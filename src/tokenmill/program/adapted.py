@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
@@ -30,19 +31,25 @@ class AdaptedModules:
         self._of_tokens: list[tuple[Adapter, Rows]] = []
         self._of_logits: list[tuple[Adapter, Rows]] = []
         self._owners_T: Tensor | None = None
+        self._is_inside = False  # a norm is computed again, with an adapter's tensors
         decoder.register_forward_pre_hook(self._begin)
 
     def add(self, adapter: Adapter) -> None:
         """Hook the modules that an adapter changes, where no earlier adapter did."""
-        paths = [*adapter.changes, *(["embedding"] if adapter.embedding is not None else [])]
-        for path in paths:
-            if path not in self._hooked:
-                self._hooked.add(path)
-                hook = self._on_embedding if path == "embedding" else self._on_matrix(path)
-                self._module(path).register_forward_hook(hook, prepend=True)
+        norms = _norms_of(adapter)
+        hooks = {path: self._on_matrix(path) for path in adapter.changes} | {
+            path: self._on_norm(path) for path in norms
+        }
+        if adapter.embedding is not None:
+            hooks["embedding"] = self._on_embedding
+        for path in hooks.keys() - self._hooked:
+            self._hooked.add(path)
+            self._module(path).register_forward_hook(hooks[path], prepend=True)
         device, held = self._decoder.embedding.weight.device, adapter.prepared.setdefault("eager", {})
         for changes in adapter.changes.values():
             held.update({change: _wide(change, device) for change in changes})
+        for path, own in norms.items():
+            held[path] = {kind: tensor.to(device) for kind, tensor in own.items()}
         if adapter.embedding is not None:
             held[adapter.embedding] = _of_embedding(adapter.embedding, device)
 
@@ -94,6 +101,25 @@ class AdaptedModules:
 
         return hook
 
+    def _on_norm(self, path: str) -> Callable[..., Tensor | None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor], out: Tensor) -> Tensor | None:
+            """Rows are tokens, but rows of logits before the head."""
+            if self._owners_T is None or self._is_inside:
+                return None
+            found = self._of_tokens if len(inputs[0]) == len(self._owners_T) else self._of_logits
+            concerned = [(each, rows) for each, rows in found if path in each.prepared["eager"]]
+            if not concerned:
+                return None
+            out, self._is_inside = out.clone(), True
+            try:
+                for adapter, rows in concerned:
+                    out[rows] = functional_call(module, adapter.prepared["eager"][path], (inputs[0][rows],))
+            finally:
+                self._is_inside = False
+            return out
+
+        return hook
+
     def _on_embedding(self, module: nn.Module, inputs: tuple[Tensor], out_TD: Tensor) -> Tensor | None:
         concerned = [(each, rows) for each, rows in self._of_tokens if each.embedding is not None]
         if not concerned:
@@ -111,6 +137,15 @@ class AdaptedModules:
                 x_RD = torch.where(at_RN.any(1)[:, None], held["rows_ND"][at_RN.int().argmax(1)], x_RD)
             out_TD[rows] = x_RD
         return out_TD
+
+
+def _norms_of(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
+    """Put the tensors of norms together by the paths of their modules."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for parameter, tensor in adapter.norms.items():
+        path, _, kind = parameter.rpartition(".")
+        found.setdefault(path, {})[kind] = tensor
+    return found
 
 
 def _wide(change: Change, device: torch.device) -> dict[str, Tensor]:

@@ -205,9 +205,28 @@ def test_tensors_without_numbers_are_refused(tensor, engine, adapter):
     refused(engine, adapter, "adapter_model.bin")
 
 
-def test_norms_are_refused_by_name(engine, tmp_path):
+def test_a_norm_of_another_size_or_with_a_bias_is_refused(engine, tmp_path):
     save_adapter("llama", tmp_path / "a", target_modules=["q_proj"], modules_to_save=["input_layernorm"])
-    refused(engine, tmp_path / "a", "2 unexpected: model.layers.0.input_layernorm")
+    path, name = tmp_path / "a" / "adapter_model.safetensors", "base_model.model.model.layers.{}.input_layernorm.{}"
+    tensors = load_file(path)
+    tensors[name.format(0, "weight")] = tensors[name.format(0, "weight")][:-1].clone()
+    tensors[name.format(1, "bias")] = tensors[name.format(1, "weight")].clone()
+    save_file(tensors, path)
+    said = (
+        "1 unexpected: model.layers.1.input_layernorm (bias)",
+        "model.layers.0.input_layernorm (weight) [47] where [48] goes",
+    )
+    refused(engine, tmp_path / "a", *said)
+
+
+def test_norms_that_are_the_models_own_are_left_out(engine, models, tmp_path):
+    """As PEFT saves them where a training has not changed them."""
+    save_adapter("llama", tmp_path / "a", target_modules=["q_proj"], modules_to_save=["input_layernorm"])
+    path, own = tmp_path / "a" / "adapter_model.safetensors", load_file(save("llama", models) / "model.safetensors")
+    tensors = {name: own.get(name.removeprefix("base_model.model."), each) for name, each in load_file(path).items()}
+    save_file(tensors, path)
+    assert not engine.load_adapter("own", tmp_path / "a").norms
+    engine.unload_adapter("own")
 
 
 def test_numbers_that_are_not_finite_are_refused(engine, adapter):

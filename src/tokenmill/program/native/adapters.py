@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmill.kernels.native_structs import TmAdapter, TmChange
+from tokenmill.kernels.native_structs import TmAdapter, TmChange, TmNorm
 from tokenmill.model.parameters import join
 from tokenmill.program.native.layouts import TILE
 from tokenmill.program.native.op_list import LINEAR
+from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.program import Native
 from tokenmill.program.native.units import Linear
 from tokenmill.weights.adapters.adapter import Adapter, Change, EmbeddingChange
@@ -28,7 +29,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Scheme o
 class NativeAdapter:
     """An adapter in C's form. address: of its TmAdapter. This object keeps alive what that points to."""
 
-    def __init__(self, adapter: Adapter, linears: dict[str, tuple[int, Linear]], num_matrices: int) -> None:
+    def __init__(self, adapter: Adapter, ops: Ops, linears: dict[str, tuple[int, Linear]], num_matrices: int) -> None:
         self._held = list[Any]()
         changes, firsts, self._max_lowered = list[TmChange](), [0], 0
         paths = {number: path for path, (number, _) in linears.items()}
@@ -42,6 +43,7 @@ class NativeAdapter:
         self._struct.firsts = ctypes.addressof(self._keep((ctypes.c_int64 * len(firsts))(*firsts)))
         if adapter.embedding is not None:
             self._set_embedding(adapter.embedding)
+        self._set_norms(adapter, ops)
         self.address = ctypes.addressof(self._struct)
 
     def _keep(self, held: Any) -> Any:
@@ -92,6 +94,15 @@ class NativeAdapter:
             struct.rank, struct.scale = change.a_VR.shape[1], change.scale
         struct.ids, struct.num_ids = self._tensor(torch.tensor(change.ids, dtype=torch.int64)), len(change.ids)
 
+    def _set_norms(self, adapter: Adapter, ops: Ops) -> None:
+        norms = [
+            TmNorm(address, self._tensor(tensor.float() + offset))
+            for name, tensor in adapter.norms.items()
+            for address, offset in ops.addresses(name)
+        ]
+        norms.sort(key=lambda norm: norm.before)
+        self._struct.norms, self._struct.num_norms = self._keep((TmNorm * max(len(norms), 1))(*norms)), len(norms)
+
 
 def _padded(a_RI: Tensor) -> Tensor:
     return F.pad(a_RI, (0, -a_RI.shape[1] % PAD))
@@ -128,4 +139,4 @@ def prepare(program: Native, adapter: Adapter) -> None:
             linears[join(*matrix)] = by_op[place] + expert, linear
     missing = [path for path in adapter.changes if path not in linears]
     assert not missing, f"every matrix is a linear: {missing}"
-    adapter.prepared["native"] = NativeAdapter(adapter, linears, number)
+    adapter.prepared["native"] = NativeAdapter(adapter, program.ops, linears, number)

@@ -3,6 +3,7 @@ kept at addresses, and each operation is a TmOp (native/abi.h).
 """
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ class OpList:
     def __init__(self, weights: Packing | Packed, shapes: Shapes) -> None:
         self.weights, self.shapes = weights, shapes
         self.linears, self.places = list[Linear](), list[int]()  # and where their operations stand in the list
+        self.kept = defaultdict[str, list[tuple[int, float]]](
+            list
+        )  # the addresses of a small tensor, and what it is plus
         self._ops, self._held = list[TmOp](), list[Any]()
 
     def add(self, kind: int, **fields: Any) -> TmOp:
@@ -80,7 +84,9 @@ class OpList:
 
     def keep(self, parameter: str, offset: float = 0.0, in_float32: bool = True, transposed: bool = False) -> int:
         """Give the address of a small tensor."""
-        return self.weights.keep(SmallTensor(parameter, self.shapes[parameter], offset, in_float32, transposed))
+        address = self.weights.keep(SmallTensor(parameter, self.shapes[parameter], offset, in_float32, transposed))
+        self.kept[parameter].append((address, offset))
+        return address
 
     def place(self) -> None:
         """Place all matrices."""

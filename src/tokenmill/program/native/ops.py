@@ -124,6 +124,10 @@ class Ops:
         """List the matrices that it multiplies by, with the places of their operations in the list."""
         return list(zip(self._list.linears, self._list.places, strict=True))
 
+    def addresses(self, parameter: str) -> list[tuple[int, float]]:
+        """List where a small tensor is kept, each with the number that is added to it there."""
+        return self._list.kept[parameter]
+
     def _layer(self, layer: int, description: LayerDescription, kept: list[LayerKept]) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
         around = Around(self._list, layer, description.per_layer)

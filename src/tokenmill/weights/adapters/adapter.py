@@ -1,4 +1,4 @@
-"""An adapter as programs read it: what it changes of each matrix and of the embedding.
+"""An adapter as programs read it: what it changes of each matrix, of the embedding and of norms.
 
 A row of a step is computed with one adapter or with none. The digest of the adapter's bytes separates the rows of the
 cache wherever rows are shared.
@@ -61,7 +61,8 @@ class Adapter:
     """An adapter that is loaded for one model. name: under which requests ask for it. path: where it was read.
 
     digest: sha256 of the bytes of its files. changes: of each matrix, by its path (model/parameters.py), ordered by
-    rows. left_out: tensors for parts of the model that are not the text's, which nothing reads.
+    rows. norms: what stands in the place of a norm's weight or bias, by its name among the parameters, in the dtype of
+    the model. left_out: tensors for parts of the model that are not the text's, which nothing reads.
     prepared: what the program has made of it.
     """
 
@@ -70,6 +71,7 @@ class Adapter:
     digest: bytes
     changes: Mapping[str, tuple[Change, ...]]
     embedding: EmbeddingChange | None = None
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     prepared: dict[str, Any] = field(default_factory=dict)
 
@@ -83,5 +85,5 @@ class Adapter:
     @property
     def num_bytes(self) -> int:
         parts = [change for changes in self.changes.values() for change in changes]
-        embedding = [] if self.embedding is None else self.embedding.tensors
-        return sum(tensor.nbytes for part in parts for tensor in part.tensors) + sum(t.nbytes for t in embedding)
+        others = [*([] if self.embedding is None else self.embedding.tensors), *self.norms.values()]
+        return sum(tensor.nbytes for part in parts for tensor in part.tensors) + sum(t.nbytes for t in others)

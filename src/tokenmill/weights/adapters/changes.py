@@ -30,6 +30,7 @@ class Builder:
     base: ModelWeights
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
     embedding: dict[str, Tensor | float | tuple[int, ...]] = field(default_factory=dict)
+    norms: dict[str, Tensor] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
@@ -46,6 +47,8 @@ class Builder:
             self._add_heads(module, heads)
         elif target is None and places.is_of_other_part(name):
             self.left_out.append(name)
+        elif target is not None and places.is_norm(target) and module.has_only("weight", "bias"):
+            self._add_norm(module)
         elif target is None or not places.is_matrix(target):
             self.unexpected.append(name)
         elif path_of(target) == EMBEDDING:
@@ -166,6 +169,23 @@ class Builder:
             self._put(path_of(value), Change(0, len(value_b), self._cast(a), self._cast(value_b), module.scale))
         return None
 
+    # ---- norms
+
+    def _add_norm(self, module: Module) -> None:
+        """Replace the weight and the bias of a norm. Several modules may fill one tensor of the decoder."""
+        for kind, given in module.tensors.items():
+            target = self.places.find(module.name, f".{kind}")
+            if target is None:
+                self.unexpected.append(f"{module.name} ({kind})")
+                continue
+            rows, shape = self.places.part_of_norm(target)
+            if tuple(given.shape) != shape:
+                self.misshapen.append(f"{module.name} ({kind}) {list(given.shape)} where {list(shape)} goes")
+                continue
+            values = self.norms.setdefault(target.parameter, self._cast(self.base.norm(target.parameter)))
+            changed = TRANSFORMS[target.transform].to_decoder(given, self.model)
+            values[rows.start : rows.stop].copy_(self._cast(changed))
+
     # ---- embedding and head
 
     def _add_embedding(self, module: Module, token_ids: tuple[int, ...]) -> None:
@@ -242,7 +262,7 @@ class Builder:
             f"{name} {list(a.shape)} and {list(b.shape)} where [R, {inputs}] and [{rows}, R] go{more}"
         )
 
-    def finish(self) -> tuple[dict[str, tuple[Change, ...]], EmbeddingChange | None]:
+    def finish(self) -> tuple[dict[str, tuple[Change, ...]], EmbeddingChange | None, dict[str, Tensor]]:
         """Return all changes. CheckpointError lists every tensor that has no place, or does not fit its place."""
         if self.unexpected or self.misshapen:
             what = f"{self.where} does not fit this {self.model.family} model"
@@ -253,4 +273,7 @@ class Builder:
                 if one.first + one.count > other.first:
                     raise CheckpointError(f"{self.where}: two modules change the same rows of {path}")
         embedding = EmbeddingChange(**self.embedding) if self.embedding else None  # type: ignore[arg-type]
-        return found, embedding
+        norms = {
+            name: new for name, new in self.norms.items() if not torch.equal(new, self._cast(self.base.norm(name)))
+        }
+        return found, embedding, norms

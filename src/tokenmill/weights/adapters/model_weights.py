@@ -59,6 +59,10 @@ class ModelWeights:
         """Read rows of a matrix with the values that the engine multiplies by, which it may have rounded: float32."""
         return _read(self._multiplied, path, rows)
 
+    def norm(self, parameter: str) -> Tensor:
+        """Read the weight or the bias of a norm, by its name among the decoder's parameters: float32."""
+        return self._stored.tensor(parameter).float()
+
     def bias(self, path: str, rows: range) -> Tensor:
         """Read the bias of rows of a matrix, float32; zeros where it has none."""
         name = f"{path}.bias"

@@ -24,11 +24,11 @@ class Places:
     def __init__(self, family: Family, model: ModelConfig) -> None:
         self.family, self.model = family, model
         self.matrices = matrices_of(describe(model))
-        self._rows: dict[Target, range] = {}
+        self._shapes, self._rows = parameter_shapes(describe(model)), dict[Target, range]()
 
     @cached_property
     def _targets(self) -> dict[str, Target]:
-        shapes = parameter_shapes(describe(self.model))
+        shapes = self._shapes
         return {
             **expand(self.family, self.model, shapes),
             **expand(replace(self.family, names=self.family.also), self.model, shapes),
@@ -52,25 +52,26 @@ class Places:
 
     def matrix(self, module: str) -> Target | None:
         """Find the matrix, or the embedding, that a module has."""
-        return self._find(module, ".weight")
+        return self.find(module, ".weight")
 
     def each(self, module: str) -> list[Target]:
         """Find the matrices of all experts that one tensor of transformers' modules has; empty for any other name."""
         found = list[Target]()
-        while (target := self._find(module, f"[{len(found)}]")) is not None:
+        while (target := self.find(module, f"[{len(found)}]")) is not None:
             found.append(target)
         return found
 
     def heads(self, module: str) -> list[tuple[Target, Target]]:
         """Find the matrices of the keys and of the values of each head, of latent attention; empty for other names."""
         found = list[tuple[Target, Target]]()
-        while (key := self._find(module, f".weight[k{len(found)}]")) is not None:
-            value = self._find(module, f".weight[v{len(found)}]")
+        while (key := self.find(module, f".weight[k{len(found)}]")) is not None:
+            value = self.find(module, f".weight[v{len(found)}]")
             assert value is not None, "heads have both"
             found.append((key, value))
         return found
 
-    def _find(self, module: str, end: str) -> Target | None:
+    def find(self, module: str, end: str) -> Target | None:
+        """Find the place of a module's tensor, whose name ends so."""
         found = (self._targets.get(short + end) for short in self.shorts(module))
         return next((target for target in found if target is not None), None)
 
@@ -89,6 +90,17 @@ class Places:
     def is_matrix(self, target: Target) -> bool:
         """Tell whether a target is a matrix by which tokens are multiplied, or the embedding; no norm and no vector."""
         return path_of(target) == EMBEDDING or path_of(target) in self.matrices
+
+    def is_norm(self, target: Target) -> bool:
+        """Tell whether a target is the weight or the bias of a norm."""
+        path = path_of(target)
+        return path != target.parameter and not self.is_matrix(target) and not path.endswith(EMBEDDING)
+
+    def part_of_norm(self, target: Target) -> tuple[range, tuple[int, ...]]:
+        """Find the rows of its parameter that a target is, and the shape that a file's tensor has for them."""
+        outputs, *inputs = self._shapes[target.parameter]
+        rows = rows_of(target, outputs, self.model)
+        return rows, target.shape_in_file(len(rows), tuple(inputs), self.model)
 
 
 def path_of(target: Target) -> str:

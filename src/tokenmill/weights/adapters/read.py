@@ -45,10 +45,10 @@ def open_adapter(
         digest, builder = lookup(ADAPTER_FILES, "gguf", "adapter")(path, model, dtype, base)
     else:
         raise CheckpointError(f"{path} is neither a directory with an {ADAPTER_CONFIG} nor a GGUF file of an adapter")
-    changes, embedding = builder.finish()
-    if not changes and embedding is None:
+    changes, embedding, norms = builder.finish()
+    if not changes and embedding is None and not norms:
         raise CheckpointError(f"{path} changes nothing of this {model.family} model's text, so it would not be applied")
-    adapter = Adapter(name, str(path), digest, changes, embedding, tuple(builder.left_out))
+    adapter = Adapter(name, str(path), digest, changes, embedding, norms, tuple(builder.left_out))
     if max_rank is not None and adapter.rank > max_rank:
         raise CheckpointError(f"{path} has rank {adapter.rank}, and the limit is {max_rank} (max_lora_rank)")
     return adapter

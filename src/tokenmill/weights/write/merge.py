@@ -80,7 +80,9 @@ class MergedCheckpoint(Checkpoint):
         path, _, kind = target.parameter.rpartition(".")
         shape = self._parameters.get(target.parameter, self._parameters["embedding.weight"])
         own = rows_of(target, shape[0], self._model)
-        if path == EMBEDDING:
+        if target.parameter in self.adapter.norms:
+            values.copy_(self.adapter.norms[target.parameter][own.start : own.stop])
+        elif path == EMBEDDING:
             self._change_embedding(values)
         else:
             for change in self.adapter.changes[path]:
@@ -97,6 +99,8 @@ class MergedCheckpoint(Checkpoint):
 
     def _changes(self, parameter: str) -> bool:
         path, _, kind = parameter.rpartition(".")
+        if parameter in self.adapter.norms:
+            return True
         if path == EMBEDDING:
             return self.adapter.embedding is not None
         changes = self.adapter.changes.get(path, ())
