@@ -12,6 +12,7 @@ from tokenmill.serve.loop import driver as driving
 
 PROMPT = " ".join(f"w{number}" for number in range(60))
 STEP = 16  # tokens
+RESPONSE = {"input": PROMPT, "max_tokens": None, "max_output_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,29 @@ def test_a_prompt_that_is_computed_in_pieces(path, body, http):
         if "prompt_progress" in each:
             (choice,) = each["choices"]
             assert choice["finish_reason"] is None and choice.get("delta", {}) == {} and not choice.get("text")
+
+
+def test_the_events_of_a_response(http):
+    """llama.cpp tells it in further events response.in_progress (server-task.cpp, to_json_oaicompat_resp)."""
+    plain, events = (
+        [
+            json.loads(line[6:])
+            for line in lines_of(http, "/v1/responses", **RESPONSE, **more)
+            if line.startswith("data: {")
+        ]
+        for more in ({"cache_salt": "three"}, {"cache_salt": "four", "return_progress": True})
+    )
+    told = [each for each in events if "prompt_progress" in each]
+    processed = [each["prompt_progress"]["processed"] for each in told]
+    assert processed[0] == 0 and processed[-1] == told[0]["prompt_progress"]["total"] and len(told) > 3
+    assert {each["type"] for each in told} == {"response.in_progress"}
+    assert [each["type"] for each in events[:3]] == ["response.created", *["response.in_progress"] * 2]
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    kinds = [[each["type"] for each in every if "prompt_progress" not in each] for every in (plain, events)]
+    assert (
+        kinds[0] == kinds[1]
+        and plain[-1]["response"]["output"][0]["content"] == events[-1]["response"]["output"][0]["content"]
+    )
 
 
 def test_what_is_found_in_the_cache_is_told(http):

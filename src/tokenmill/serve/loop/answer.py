@@ -220,11 +220,12 @@ async def _events(
         async with aclosing(steps):
             async for new in steps:
                 pieces = new if written is None else [piece for piece in new if piece.index not in written.ended]
-                chunks = b"".join(form.event(chunk) for piece in pieces for chunk in form.chunks(piece))
+                chunks = b""
+                if (now := progress.processed) > shown:
+                    shown, chunks = now, form.progress(progress.told(now))
+                chunks += b"".join(form.event(chunk) for piece in pieces for chunk in form.chunks(piece))
                 if written is not None:
                     unseen += [_written(piece, sequences[piece.index]) for piece in pieces]
-                if (now := progress.processed) > shown:
-                    shown, chunks = now, form.progress(progress.told(now)) + chunks
                 if chunks:
                     told, unseen = tuple(unseen), []
                     yield chunks, update(pieces=told, is_opened=True)

@@ -62,6 +62,7 @@ class ResponsesBody(Body):
     reasoning: dict[str, Any] | None = None
     store: bool = True
     stream: bool = False
+    return_progress: bool = False
     temperature: float | None = None
     text: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] = "auto"
@@ -84,7 +85,7 @@ def parse_responses(body: ResponsesBody, model: Model) -> Ask:
     """Read a conversation. Ask.own: what the answer repeats, and how it names the functions."""
     model.check_name(body.model)
     body.check()
-    ask = Ask(stream=body.stream)
+    ask = Ask(stream=body.stream, wants_progress=body.return_progress)
     if isinstance(body.instructions, str) and body.instructions:
         ask.messages.append({"role": "system", "content": body.instructions})
     elif isinstance(body.instructions, list):  # as a response repeats the instructions of a prompt

@@ -229,6 +229,10 @@ class ResponsesWriter(Writer):
             response = self._response(piece.done)
             yield self._numbered({"type": f"response.{response['status']}", "response": response})
 
+    @property
+    def _progress_chunk(self) -> Json:
+        return self._numbered({"type": "response.in_progress", "response": self._response(None)})
+
     def event(self, value: Json) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
@@ -237,7 +241,8 @@ class ResponsesWriter(Writer):
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
         super().resume(written, texts)
-        self._number = 2 * written.is_opened + MAX_EVENTS * sum(map(len, written.tokens.values()))
+        told = (self._num_prompt + 1) * (written.is_opened and self.wants_progress)  # at most an event for each token
+        self._number = 2 * written.is_opened + told + MAX_EVENTS * sum(map(len, written.tokens.values()))
 
     def _pass_over(self, piece: Piece) -> None:
         list(self._of_parts(self._reading.take(piece)))
