@@ -8,18 +8,26 @@ import torch
 from tests.byte_model import save_byte_model
 from tests.tiny_models import prompt, save
 from tokenmill import ConfigError, load
+from tokenmill.hub.names import locate
 from tokenmill.sample import dry
 from tokenmill.sample.dry import dry_penalties
+from tokenmill.text.breakers import breakers_of
+from tokenmill.weights.checkpoint import open_checkpoint
 
-HOW = {"multiplier": 0.8, "base": 1.75, "allowed_length": 2, "last_n": -1, "breakers": frozenset()}
+TAILS = [((),), ((), (1,)), ((0, 1),), ((2,), (2, 1, 0))]
+HOW = {"multiplier": 0.8, "base": 1.75, "allowed_length": 2, "last_n": -1, "breakers": {}}
 
 
 def by_hand(tokens, multiplier, base, allowed_length, last_n, breakers):
     """For every earlier place: how many tokens before it are those at the end of the text, back to a breaker."""
     text = tokens if last_n < 0 else tokens[max(len(tokens) - last_n, 0) :]
-    limit = 0
-    while limit < len(text) and text[-1 - limit] not in breakers:
-        limit += 1
+    limit = len(text)
+    for back in range(len(text)):
+        rest = text[len(text) - back :]
+        ends = [len(tail) for tail in breakers.get(text[-1 - back], ()) if tuple(rest[: len(tail)]) == tail]
+        if ends:
+            limit = back - max(ends)
+            break
     longest = {}
     for place in range(1, len(text)):
         length = 0
@@ -28,7 +36,7 @@ def by_hand(tokens, multiplier, base, allowed_length, last_n, breakers):
         if length >= allowed_length:
             longest[text[place]] = max(longest.get(text[place], 0), length)
     return {token: multiplier * base ** (length - allowed_length) for token, length in longest.items()
-            if token not in breakers}  # fmt: skip
+            if () not in breakers.get(token, ())}  # fmt: skip
 
 
 def test_the_example_of_llama_cpp():
@@ -38,6 +46,47 @@ def test_the_example_of_llama_cpp():
     assert found == pytest.approx({c: 0.8 * 1.75, y: 0.8})
 
 
+# What llama.cpp's sampler (llama_sampler_init_dry and its apply, of xllamacpp 2026.10.11549) takes off each logit, with
+# multiplier 0.8, base 1.75, allowed length 2, after these texts in tokens of SmolLM2.
+OF_LLAMA_CPP = [
+    (("User:",), " one two three\nUser: one two three\nUser: one two three", {198: 1.4}),
+    (("User:",), " one two three\nUser one two three\nUser one two three", {198: 22.9783}),
+    (("</s>",), " one two three</s> one two three</s> one two three", {9617: 1.4}),
+    (("\n\n",), " one two three.\n\n one two three.\n\n one two three", {30: 1.4}),
+    (("\n\n",), " one two three.\n one two three.\n one two three", {30: 22.9783}),
+    (("。",), "的时候。的时候。的时候", {}),  # a character of several tokens
+    (("的时",), "一的时候一的时候一", {11567: 1.4}),
+    (("ing on",), "the cat singing on the cat singing on the cat", {12027: 0.8}),
+    (("aaa", "ab"), "xaab cat xaab cat xaab cat x", {81: 0.8}),
+    (("amniotic", "ni"), "the amniotic cat the amniotic cat the amniotic cat", {}),
+    (("=" * 60,), f" one two three{'=' * 40} one two three{'=' * 40} one two three", {12704: 1.4}),  # 40 bytes count
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return open_checkpoint(locate("smollm2-135m")).tokenizer()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("breakers", "text", "penalties"), OF_LLAMA_CPP)
+def test_breakers_of_several_tokens_are_llama_cpps(breakers, text, penalties, tokenizer):
+    found = breakers_of(tokenizer, breakers)
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert dry_penalties(tokens, **HOW | {"breakers": found}) == pytest.approx(penalties, abs=1e-3)
+    assert breakers_of(tokenizer, breakers) is found, "they are found once"
+
+
+def test_a_token_that_only_begins_a_breaker_has_its_penalty():
+    """a b x a b: x goes on with a repetition; that y would end the breaker `x y` changes nothing."""
+    a, b, x, y = range(4)
+    assert dry_penalties([a, b, x, a, b], **HOW | {"breakers": {x: ((y,),)}}) == pytest.approx({x: 0.8})
+    assert dry_penalties([a, b, x, a, b], **HOW | {"breakers": {x: ((), (y,))}}) == {}
+    assert dry_penalties([a, b, x, y, a, b, x, y, a], **HOW | {"allowed_length": 1, "breakers": {x: ((y,),)}}) == (
+        pytest.approx({b: 0.8})
+    )
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_any_text(seed):
     rng = random.Random(seed)
@@ -45,7 +94,7 @@ def test_any_text(seed):
     how = HOW | {
         "allowed_length": rng.randrange(1, 5),
         "last_n": rng.choice((-1, 1, 7, 30, 1000)),
-        "breakers": frozenset(rng.sample(range(5), rng.randrange(3))),
+        "breakers": {token: rng.choice(TAILS) for token in rng.sample(range(5), rng.randrange(3))},
     }
     assert dry_penalties(tokens, **how) == pytest.approx(by_hand(tokens, **how))
 
@@ -56,7 +105,11 @@ def test_long_repetitions(seed):
     rng = random.Random(seed)
     part = [rng.randrange(3) for _ in range(rng.choice((1, 3, 50)))]
     tokens = part * rng.randrange(2, 60) + [rng.randrange(3) for _ in range(rng.randrange(3))] + part * 2
-    how = HOW | {"base": 1.01, "last_n": rng.choice((-1, 90)), "breakers": frozenset(rng.sample(range(40), 2))}
+    how = HOW | {
+        "base": 1.01,
+        "last_n": rng.choice((-1, 90)),
+        "breakers": dict.fromkeys(rng.sample(range(40), 2), ((),)),
+    }
     assert dry_penalties(tokens, **how) == pytest.approx(by_hand(tokens, **how))
 
 
@@ -108,9 +161,9 @@ def test_tokens_that_hold_a_breaker_end_a_repetition(tmp_path):
         said = "abcdef:abcdef:abc"
         how = {"dry_multiplier": 100.0, "max_new_tokens": 1, "ignore_eos": True}
         (wanted,) = engine.core.inputs.sequences([1], engine.core.inputs.params(how))
-        assert wanted.choosing.dry_breakers == {ord(each) for each in '\n:"*'}
+        assert wanted.choosing.dry_breakers == {ord(each): ((),) for each in '\n:"*'}
         (wanted,) = engine.core.inputs.sequences([1], engine.core.inputs.params(how | {"dry_sequence_breakers": "b"}))
-        assert wanted.choosing.dry_breakers == {ord("b")}
+        assert wanted.choosing.dry_breakers == {ord("b"): ((),)}
         logits_V = engine.logits(said)[-1]
         bias = {ord("d"): float(logits_V.max() - logits_V[ord("d")]) + 1}
         assert engine.generate(said, max_new_tokens=1, logit_bias=bias).tokens == (ord("d"),)
@@ -118,6 +171,10 @@ def test_tokens_that_hold_a_breaker_end_a_repetition(tmp_path):
         short = how | {"dry_sequence_breakers": ("b",)}  # since the last b only one token was said again
         assert engine.generate(said, logit_bias=bias, **short).tokens == (ord("d"),)
         assert torch.isfinite(logits_V).all()
+        of_two = how | {"dry_sequence_breakers": ("bc",)}  # of two tokens here
+        (wanted,) = engine.core.inputs.sequences([1], engine.core.inputs.params(of_two))
+        assert wanted.choosing.dry_breakers == {ord("b"): ((ord("c"),),)}
+        assert engine.generate(said, logit_bias=bias, **of_two).tokens == (ord("d"),)
 
 
 @pytest.mark.parametrize("given", [{"dry_base": 0.5}, {"dry_multiplier": -1}, {"dry_allowed_length": 0},

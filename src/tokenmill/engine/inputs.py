@@ -20,6 +20,7 @@ from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.registry import GRAMMARS, lookup
+from tokenmill.sample.dry import dry_breakers
 from tokenmill.sample.matchers import check_resumed
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.keeps import Kept
@@ -135,7 +136,7 @@ class InputProcessor:
         stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         start = len(tokens) if constrained_from is None else constrained_from
-        words, breakers = self._bad_words(params.bad_words), self._dry_breakers(params)
+        words, breakers = self._bad_words(params.bad_words), dry_breakers(self._tokenizer, params)
         choosing = Choosing(params, seed, stops, None, words, breakers, constrained_from=start)
         if not params.is_constrained_as(SamplingParams()):
             choosing = self.constraints.constrained(choosing, tokens, start)
@@ -271,10 +272,6 @@ class InputProcessor:
                 if ids and max(ids) < self._vocab_size:  # tokens beyond the vocabulary are never drawn
                     spelled[ids] = None
         return tuple(spelled)
-
-    def _dry_breakers(self, params: SamplingParams) -> frozenset[int]:
-        known = self._tokenizer if params.uses_dry else None
-        return frozenset() if known is None else known.ids_with(params.dry_sequence_breakers)
 
     def _check_ids(self, tokens: Iterable[int], setting: str | None = None) -> None:
         """Raise RequestError for ids that the model does not have, in a prompt or in a setting."""

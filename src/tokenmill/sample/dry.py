@@ -6,33 +6,54 @@ token that breaks sequences, at most.
 """
 
 import math
-from collections.abc import Collection
 from collections.abc import Sequence as List
 
 import numpy as np
+
+from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.breakers import MAX_TAIL, Breakers, breakers_of
+from tokenmill.text.tokenizer import Tokenizer
 
 LARGEST = 1e30  # a penalty: no token with it comes beside one without, and a token that must come still can
 ROUNDS = 32  # repetitions that are longer are few, but of a text that says one token again and again
 
 
+def dry_breakers(tokenizer: Tokenizer | None, params: SamplingParams) -> Breakers:
+    """Find the tokens that end a repetition; none where DRY is off, and without a tokenizer."""
+    known = tokenizer if params.uses_dry else None
+    return {} if known is None else breakers_of(known, params.dry_sequence_breakers)
+
+
 def dry_penalties(
-    tokens: List[int], multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Collection[int]
+    tokens: List[int], multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Breakers
 ) -> dict[int, float]:
     """Compute the penalty of each token that would go on with a repetition: multiplier * base ** (length -
     allowed_length), where `length` tokens before it are the last ones of the text, too.
 
-    last_n: looks at so many tokens; -1: all. breakers: ids of tokens that begin a sequence anew, which get no penalty.
+    last_n: looks at so many tokens; -1: all. breakers: after them a sequence begins anew; a token that holds one whole
+    gets no penalty.
     """
     tokens = tokens[len(tokens) - last_n :] if 0 <= last_n < len(tokens) else tokens
-    limit = next((back for back, token in enumerate(reversed(tokens)) if token in breakers), len(tokens))
+    limit = _since_breaker(tokens, breakers)
     if limit < allowed_length or len(tokens) <= allowed_length:
         return {}
     longest: dict[int, int] = {}
     for next_, length in zip(*_lengths(np.asarray(tokens, dtype=np.int64), limit), strict=True):
-        if length >= allowed_length and next_ not in breakers and length > longest.get(next_, 0):
+        if length >= allowed_length and () not in breakers.get(next_, ()) and length > longest.get(next_, 0):
             longest[next_] = length
     log, first, most = math.log(base), math.log(multiplier), math.log(LARGEST)
     return {token: math.exp(min(first + (length - allowed_length) * log, most)) for token, length in longest.items()}
+
+
+def _since_breaker(tokens: List[int], breakers: Breakers) -> int:
+    """Count the tokens behind the breaker that begins last; all tokens where there is none."""
+    for begin in range(len(tokens) - 1, -1, -1):
+        tails = breakers.get(tokens[begin], ())
+        rest = tokens[begin + 1 : begin + 1 + MAX_TAIL] if tails else ()
+        ends = [len(tail) for tail in tails if tuple(rest[: len(tail)]) == tail]
+        if ends:
+            return len(tokens) - 1 - begin - max(ends)
+    return len(tokens)
 
 
 def _lengths(text: np.ndarray, limit: int) -> tuple[list[int], list[int]]:

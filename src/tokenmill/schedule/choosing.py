@@ -60,7 +60,7 @@ class Choosing:
 
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
     penalties count; the default is the end of the prompt. bad_words: token ids of each word, whose last must not follow
-    the others. dry_breakers: ids that end a repetition. constraint: the tokens from constrained_from on fit it; the
+    the others. dry_breakers: of text/breakers.py. constraint: the tokens from constrained_from on fit it; the
     default position is the end of the prompt. thinking: the limit on thinking, from the same position on. offset: the
     position of the first token in the text whose random numbers it has. is_constrained: a mask depends on the tokens
     before a choice.
@@ -71,7 +71,7 @@ class Choosing:
     stop_ids: Mapping[int, str] = field(default_factory=dict)
     penalties_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
-    dry_breakers: frozenset[int] = frozenset()
+    dry_breakers: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     constraint: Constraint | None = None
     thinking: ThinkingBudget | None = None
     constrained_from: int | None = None

@@ -79,7 +79,7 @@ class SamplingParams:
     dry_penalty_last_n: int = setting(-1, "DRY: looks for repetitions in so many tokens. -1: all; 0: off.", minimum=-1,
         stage="penalty")
     dry_sequence_breakers: tuple[str, ...] = setting(("\n", ":", '"', "*"),
-        "DRY: a token that holds this text ends a repetition. May be repeated; default: newline, :, \" and *.",
+        "DRY: this text, in one token or several, ends a repetition. May be repeated; default: newline, :, \" and *.",
         in_chat=False, options=("--dry-sequence-breaker",))
     logit_bias: Mapping[int, float] = setting(dict, "ID=AMOUNT, added to that token's logit. May be repeated.",
         in_chat=False)

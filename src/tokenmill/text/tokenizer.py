@@ -24,7 +24,6 @@ from tokenmill.text.wordpiece import normalized_as, read_vocabulary
 from tokenmill.value_reader import ValueReader
 
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
-MAX_LISTS = 32  # of texts that requests name, whose tokens are kept
 LONG = 10_000  # characters of a text that takes milliseconds to encode
 _VOCABULARY = "vocab.txt"  # of BERT
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
@@ -62,7 +61,6 @@ class Tokenizer:
         without_chance(backend)
         self.backend, self.rules = backend, rules
         self.bos_token_id = bos_token_id
-        self._with: dict[tuple[str, ...], frozenset[int]] = {}
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template, self.named_templates = chat_template, dict(named_templates or {})
         self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
@@ -220,14 +218,6 @@ class Tokenizer:
                 texts += [backend.decode(run, skip_special_tokens=skip_special), self._spelled[number]]
                 run.clear()
         return "".join([*texts, backend.decode(run, skip_special_tokens=skip_special)])
-
-    def ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
-        """Return the ids of all tokens that hold one of these texts."""
-        if (found := self._with.get(texts)) is None:  # a vocabulary of 150,000 takes a quarter of a second
-            spelled = self.decode_each(range(self.num_tokens))
-            found = frozenset(i for i, own in enumerate(spelled) if any(text in own for text in texts))
-            self._with = {**(self._with if len(self._with) < MAX_LISTS else {}), texts: found}
-        return found
 
     def decode_each(self, ids: Iterable[int]) -> list[str]:
         """Return the text of each id alone, as if it followed others that are text. Other threads run meanwhile."""
