@@ -3,9 +3,9 @@
 SURE = 1e-3  # between the two largest logits of the reference
 
 
-def recorded(engine):
+def recorded(engine, is_wanted=lambda text: True):
     """Have the engine keep what is drafted after which tokens, and from which token on a follower reads, if there is
-    one.
+    one. is_wanted: says whether to keep what is drafted of a text.
     """
     draft, found = engine.core.speculation.draft, []
     continuations, followers = draft.continuations, getattr(draft, "_followers", {})
@@ -13,7 +13,7 @@ def recorded(engine):
     def record(sequences, limit):
         made = continuations(sequences, limit)
         for each in sequences:
-            if made.get(each.id):
+            if made.get(each.id) and is_wanted(each):
                 first = (followers[each].first,) if each in followers else ()
                 found.append((list(each.tokens), made[each.id], *first))
         return made

@@ -16,14 +16,17 @@ from tests.marks import needs_native
 from tests.mtp_models import MODELS, layer_of, save_with_mtp
 from tests.recorded_drafts import check, recorded
 from tests.tiny_models import TINY, prompt, reference, save
-from tokenmill import load
+from tokenmill import SamplingParams, load
 from tokenmill.engine import load as module
-from tokenmill.engine import mtp
-from tokenmill.engine.mtp import ROWS, TextRows
+from tokenmill.engine import mtp, text_rows
+from tokenmill.engine.text_rows import ROWS, TargetRows, TextRows
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.program.hidden_rows import RowsRunner
+from tokenmill.schedule.blocks import chain_digest
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
@@ -56,12 +59,15 @@ def test_drafts_are_those_of_the_layer(name, program, models):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_text_is_followed_from_the_rows_that_are_known(program, models):
-    """Of a prefix that was found there are none. A text that goes back, and on with other tokens, is followed anew."""
-    engine = load(save_with_mtp(NAME, models), program=program, block_size=4, **DRAFTING)
-    engine.generate(GIVEN, max_new_tokens=4, ignore_eos=True)
+def test_a_text_is_followed_from_the_rows_that_are_known(program, models, tmp_path):
+    """Of a prefix on disk there are none. A text that goes back, and on with other tokens, is followed anew."""
+    path = save_with_mtp(NAME, models)
+    with_disk = {**DRAFTING, "program": program, "block_size": 4, "prefix_dir": str(tmp_path)}
+    load(path, **with_disk).generate(GIVEN, max_new_tokens=4, ignore_eos=True)
+    engine = load(path, **with_disk)
     made = recorded(engine)
-    engine.generate([*GIVEN, *prompt(9, seed=1)], max_new_tokens=6, ignore_eos=True)
+    for more in (prompt(9, seed=1), prompt(9, seed=4)):
+        engine.generate([*GIVEN, *more], max_new_tokens=6, ignore_eos=True)
     assert min(first for _, _, first in made) > 8
     session = engine.session(prompt(14, seed=2))
     session.generate(max_new_tokens=6, ignore_eos=True)
@@ -69,6 +75,134 @@ def test_a_text_is_followed_from_the_rows_that_are_known(program, models):
     session.append(prompt(5, seed=3))
     session.generate(max_new_tokens=6, ignore_eos=True)
     assert len(made) > 12
+    check(NAME, made, drafts)
+
+
+def said(engine, tokens, count, salt=b""):
+    """The text behind these tokens, and how many of them were found in the cache."""
+    request = engine.core.request(tokens, SamplingParams(max_new_tokens=count, ignore_eos=True), salt=salt)
+    return engine.core.finish([request])[0].tokens, request.sequences[0].num_cached_tokens
+
+
+def rows_read(engine):
+    """Have the engine keep the rows that the layer's head reads: by the layer's tokens, the first one's place in the
+    text, and the number of those that are no drafts.
+    """
+    draft, found = engine.core.speculation.draft, {}
+    save = draft.save
+
+    def record(plan, firsts, hidden_TD):
+        save(plan, firsts, hidden_TD)
+        for work, first in zip(plan.work, firsts, strict=True):
+            follower, end = draft._of_sequence[work.sequence.id], work.start + work.count
+            key = tuple(work.sequence.tokens[:end]), follower.first, follower.num_known
+            found[key] = hidden_TD[first + work.count - 1].clone()
+
+    draft.save = record
+    return found
+
+
+SHARED = {
+    "a second turn": lambda turn: [*turn, *prompt(7, seed=1)],
+    "another end within a block": lambda turn: [*turn[:18], *prompt(9, seed=2)],
+    "another end behind a block": lambda turn: [*turn[:20], *prompt(9, seed=2)],
+    "the same prompt": lambda turn: turn[:23],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", [NAME, "deepseek_v3"])
+def test_drafts_begin_right_behind_a_prefix_that_was_found(name, program, models):
+    """They and the texts are those of an engine that finds nothing."""
+    path, made, texts, rows = save_with_mtp(name, models), [], [], []
+    for cached in (True, False):
+        engine = load(path, program=program, block_size=4, prefix_cache=cached, **DRAFTING)
+        rows.append(rows_read(engine))
+        found, own = recorded(engine), []
+        turn = [*GIVEN, *said(engine, GIVEN, 9)[0]]
+        for change in SHARED.values():
+            text, num_cached = said(engine, change(turn), 6)
+            assert (num_cached >= 12) == cached
+            own.append(text)
+        made.append(found)
+        texts.append(own)
+    assert texts[0] == texts[1] and len(made[0]) > 20 and {first for *_, first in made[0]} == {1}
+    assert [tokens for tokens, *_ in made[0]] == [tokens for tokens, *_ in made[1]] and rows[0].keys() == rows[1].keys()
+    for key, row_D in rows[0].items():
+        bound = {"rtol": 0, "atol": 0} if program == "native" else {}
+        torch.testing.assert_close(row_D, rows[1][key], **bound)
+    check(name, made[0], drafts)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_blocks_of_the_layer_stand_for_rows_that_are_not_kept(program, models):
+    """Where a later text has another token behind the last block that is found, the layer's block of it has another
+    end: it is followed from there on.
+    """
+    name, firsts = "deepseek_v3", []
+    engine = load(save_with_mtp(name, models), program=program, block_size=4, max_sequences=1, **DRAFTING)
+    turn = [*GIVEN, *said(engine, GIVEN, 9)[0]]
+    for change in SHARED.values():
+        for seed in (7, 8):
+            said(engine, prompt(9, seed=seed), 1)
+        made = recorded(engine)
+        said(engine, change(turn), 6)
+        firsts.append({first for *_, first in made})
+        check(name, made, drafts)
+    assert firsts == [{1}, {1}, {21}, {1}]
+
+
+def test_later_turns_read_from_where_the_first_did(models, monkeypatch):
+    """Of a long text rows are kept of the last tokens alone."""
+    monkeypatch.setattr(text_rows, "ROWS", 8)
+    engine = load(save_with_mtp(NAME, models), program="eager", block_size=4, **DRAFTING)
+    made, tokens = recorded(engine), GIVEN
+    for seed in range(4):
+        tokens = [*tokens, *prompt(4, seed=seed), *said(engine, [*tokens, *prompt(4, seed=seed)], 6)[0]]
+    assert {first for *_, first in made} == {20}
+    check(NAME, made, drafts)
+
+
+def test_no_block_of_a_draft_is_shared(models):
+    """Its K and V were computed with the layer's own rows."""
+    engine = load(save_with_mtp(NAME, models), program="eager", block_size=4, **{**DRAFTING, "num_draft_tokens": 9})
+    made = recorded(engine)
+    tokens = [*GIVEN, *said(engine, GIVEN, 20)[0]]
+    allocator, digest, found = engine.core.speculation.draft._core.scheduler.allocator, chain_digest(b"", tokens[:1]), 0
+    for first in range(1, len(tokens) - 4, 4):
+        digest = chain_digest(digest, tokens[first : first + 4])
+        found += allocator.is_findable(digest)
+    assert max(len(drafted) for _, drafted, _ in made) == 9 and found == allocator.num_named > 8
+
+
+def test_other_conditions_share_nothing(models, tmp_path):
+    """Texts of another salt, and rows of another dtype out of a file."""
+    path = save_with_mtp(NAME, models)
+    load(path, **{**SETTINGS, "dtype": "bfloat16"}, program="eager").session(GIVEN).save(tmp_path / "x.kv")
+    engine = load(path, program="eager", block_size=4, max_sequences=4, **DRAFTING)
+    made, draft = recorded(engine), engine.core.speculation.draft
+    session = engine.open_session(tmp_path / "x.kv", convert=True)
+    session.generate(prompt(4), max_new_tokens=6, ignore_eos=True)
+    assert made and min(first for *_, first in made) > 20 and not draft._core.scheduler.allocator.num_named
+    del made[:]
+    engine.generate([*session.tokens, 5], max_new_tokens=6, ignore_eos=True)
+    assert {first for *_, first in made} == {1}
+    check(NAME, made, drafts)
+    inner, found = draft._core.scheduler.memory, []
+    match = inner.match
+    inner.match = lambda own, fed: (match(own, fed), found.append(own.kept.num_computed))[0]
+    for salt, is_found in ((b"", True), (b"other", False), (b"other", True)):
+        del found[:]
+        said(engine, [*session.tokens, 6], 6, salt)
+        assert (found[0] > 0) == is_found
+    del found[:]
+    said(engine, [session.tokens[0] + 1, *session.tokens[1:]], 6)  # which no name of a block of the layer has
+    assert found[0] == 0
+    check(NAME, made, drafts)
+    del made[:]
+    session.edit(0, session.tokens)  # which it computes itself now
+    session.generate(max_new_tokens=6, ignore_eos=True)
+    assert {first for *_, first in made} == {1}
     check(NAME, made, drafts)
 
 
@@ -140,7 +274,7 @@ def test_it_can_be_left_out(settings, models):
 
 def test_a_follower_whose_blocks_were_taken_begins_anew(models, monkeypatch, caplog):
     """The rows of the model for its first tokens are not kept any more."""
-    monkeypatch.setattr(mtp, "ROWS", 4)
+    monkeypatch.setattr(text_rows, "ROWS", 4)
     engine = load(save_with_mtp(NAME, models), program="eager", **DRAFTING)
     made, draft = recorded(engine), engine.core.speculation.draft
     inner, number, enqueue = draft._core, count(), draft._core.enqueue
@@ -323,6 +457,27 @@ def test_rows_of_a_text():
         assert rows.rows(rows.first, rows.end)[:, 0].tolist() == list(range(rows.first, rows.end))
     saved(rows, tokens, rows.end, ROWS + 50)
     assert rows.end - rows.first == ROWS and rows.rows(rows.end - 1, rows.end)[0, 0] == rows.end - 1
+
+
+def test_rows_are_copied_from_a_text_with_the_same_tokens():
+    rows, tokens = TargetRows(4), list(range(8))
+
+    def saved(number, given, start, count, salt=b"", drafts=(), is_own=True):
+        text = Sequence(number, given, 1, 100, kept=Kept(salt=salt, is_own=is_own))
+        values = torch.arange(start, start + count).float()[:, None].expand(-1, 3)
+        rows.save(Plan([Work(text, start, count, 1, drafts)]), [0], values)
+        return rows.texts[number].first
+
+    assert saved(0, tokens, 0, 10, drafts=(50, 51)) == 0  # which the text did not take
+    assert saved(1, [*tokens, 50, 60, 61], 9, 2) == 0
+    assert rows.texts[1].rows(0, 11)[:, 0].tolist() == list(range(11))
+    assert saved(1, [*tokens, 50, 61], 9, 1) == 0
+    del rows.texts[1]
+    assert saved(2, [*tokens, 50, 60, 61], 10, 1) == 10
+    assert saved(3, [*tokens, 50, 60], 9, 1, b"x") == 9 and saved(4, [*tokens, 9, 60], 9, 1) == 9
+    assert saved(5, tokens, 6, 2, is_own=False) == 6  # and the other way round, when the first text is gone
+    rows.texts = {5: rows.texts[5]}
+    assert saved(6, [*tokens, 1], 8, 1) == 8 and saved(7, [*tokens, 1], 8, 1, is_own=False) == 8
 
 
 def test_a_gguf_file_is_written_without_the_layer(tmp_path, caplog, monkeypatch):

@@ -14,7 +14,7 @@ from itertools import product
 import pytest
 import torch
 
-from tests import gguf_files
+from tests import gguf_files, mtp_models
 from tests.assistant_models import save_assistant
 from tests.at_once import run_at_once
 from tests.byte_model import THINK, save_thinking_model
@@ -22,6 +22,7 @@ from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.mtp_models import save_with_mtp
 from tests.peft_adapters import save_adapter
+from tests.recorded_drafts import check, recorded
 from tests.state_model import save_with_states
 from tests.tiny_models import HYBRIDS, VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
@@ -462,8 +463,24 @@ def test_every_text_of_a_hybrid(family, program, models, tmp_path):
     ),
 )
 def test_every_text_of_a_model_whose_own_layer_drafts(name, proposer, program, models, tmp_path):
-    settings = {"program": program, "speculate": proposer, "draft_model": "mtp"}
-    everything_at_once(save_with_mtp(name, models), settings, tmp_path)
+    """Its greedy drafts are those of an engine that computes all of the text, whatever it found of it."""
+    settings, made = {"program": program, "speculate": proposer, "draft_model": "mtp"}, []
+    everything_at_once(save_with_mtp(name, models), settings, tmp_path, begun=lambda engine: made.append(noted(engine)))
+    check(name, sorted(made[0], key=lambda each: len(each[0]))[-CHECKED:], mtp_models.drafts)
+
+
+CHECKED = 20  # drafts, of the longest texts; each takes the reference some milliseconds
+
+
+def noted(engine):
+    """Have the engine keep what its layer drafts greedily, of texts that it has computed itself."""
+    params = {"temperature": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    params["dry_multiplier"] = 0.0
+
+    def is_plain(text):
+        return text.kept.is_own and all(getattr(text.choosing.params, key) == each for key, each in params.items())
+
+    return recorded(engine, is_plain)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +562,8 @@ def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
     everything_at_once(save(family, models), settings, tmp_path)
 
 
-def everything_at_once(model, settings, tmp_path, foreign="bfloat16", adapters=()):
+def everything_at_once(model, settings, tmp_path, foreign="bfloat16", adapters=(), begun=lambda engine: None):
+    """begun: is called with the engine before its first text."""
     settings = {"dtype": "float32", **settings}
     quiet = Quiet(model, **settings)
     quiet.adapters = {path.name: path for path in adapters}
@@ -561,6 +579,7 @@ def everything_at_once(model, settings, tmp_path, foreign="bfloat16", adapters=(
     if settings.get("speculate") in DRAFT_FROM_TEXTS:
         how |= {"suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
     engine = load(model, **how)
+    begun(engine)
     for name, path in quiet.adapters.items():
         for each in (engine, quiet.engine):
             each.load_adapter(name, path)

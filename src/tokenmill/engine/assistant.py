@@ -20,7 +20,8 @@ from tokenmill.cache.pool import LayerKept, Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.engine.draft import beside
-from tokenmill.engine.mtp import TargetRows, refuse_rows
+from tokenmill.engine.mtp import refuse_rows
+from tokenmill.engine.text_rows import TargetRows
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
@@ -109,7 +110,9 @@ class AssistantCore:
         """Draft at most `limit` tokens for each text, by its id; none for a text of which no row is known."""
         active = [each for each in sequences if self._is_known(each)]
         found: dict[int, list[int]] = {each.id: [] for each in active}
-        given = {each.id: self._rows.texts[each].rows(len(each.tokens) - 2, len(each.tokens) - 1)[0] for each in active}
+        given = {
+            each.id: self._rows.texts[each.id].rows(len(each.tokens) - 2, len(each.tokens) - 1)[0] for each in active
+        }
         step = None
         while active := [each for each in active if self._goes_on(each, found[each.id], limit)]:
             if step is None or len(step.spans) > len(active):  # all drafts of a text have the same place
@@ -120,7 +123,7 @@ class AssistantCore:
         return found
 
     def _is_known(self, text: Sequence) -> bool:
-        rows, count = self._rows.texts.get(text), len(text.tokens)
+        rows, count = self._rows.texts.get(text.id), len(text.tokens)
         if count > self._loaded.config.max_length:
             return False
         return rows is not None and rows.first < count - 1 <= rows.end and text.kept.num_computed == count - 1

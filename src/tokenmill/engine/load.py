@@ -13,7 +13,8 @@ from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, beside, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, TargetRows, load_mtp, max_texts, mtp_file, num_logits, refuse_mtp
+from tokenmill.engine.mtp import MtpCore, load_mtp, max_texts, mtp_file, num_logits, refuse_mtp
+from tokenmill.engine.text_rows import TargetRows
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError

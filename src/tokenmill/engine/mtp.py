@@ -1,9 +1,12 @@
 """Drafts of the layer that predicts further tokens (MTP), which a model's own files have.
 
 The layer is a draft model of one layer, which reads beside each token the row that the model's head read for the token
-before it; beside a token that it drafted itself, the row that its own head read. Those rows are kept for the last
-tokens of each text. A text follows from the first token whose rows are known: rows of tokens that were found in a cache
-are not, and neither are rows from before the last ROWS tokens.
+before it (text_rows.py); beside a token that it drafted itself, the row that its own head read.
+
+The layer reads a text from its second token on, or from the first one beside which a row is kept. Its K and V of a
+token follow from that place and the tokens up to there, which the names of its blocks stand for: later texts with the
+same beginning find them, and only what is missing needs rows of the model. K and V behind drafts, which were computed
+with the layer's own rows, are never published.
 """
 
 import logging
@@ -12,13 +15,14 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, FollowedText, beside
+from tokenmill.engine.text_rows import ROWS, TargetRows, TextRows
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
@@ -30,6 +34,7 @@ from tokenmill.program.hidden_rows import RowsRunner
 from tokenmill.program.parts import Lent
 from tokenmill.quant.schemes import GROUP
 from tokenmill.registry import CHECKPOINT_CHECKS, lookup
+from tokenmill.schedule.blocks import chain_digest
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
@@ -38,88 +43,21 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 
 log = logging.getLogger(__name__)
 
-ROWS = 2048  # 20 MB of a model with 2,560 numbers in a row; the layer reads most from tokens that are nearer
 LARGE = 100_000  # tokens of a vocabulary whose first quarter is 0.9 of a text or more (docs/log/speculation.md)
 PROGRAMS = ("native", "eager")  # which hand out the rows that the head reads
-
-
-class TextRows:
-    """Rows of the last tokens of one text: of its tokens [first, end)."""
-
-    def __init__(self) -> None:
-        self.first = self.end = 0
-        self._tokens: List[int] = ()
-        self._rows_CD: Tensor | None = None
-
-    def save(self, tokens: List[int], start: int, rows_TD: Tensor) -> None:
-        """Keep the rows of tokens from `start` on, which take the place of rows that are there. tokens: of the text."""
-        self.cut(min(self._num_alike(tokens), start))
-        self._tokens = tokens
-        if start != self.end:  # rows between are not known
-            self.first = self.end = start
-        if (skipped := len(rows_TD) - ROWS) > 0:
-            self.first, self.end, rows_TD = start + skipped, start + skipped, rows_TD[skipped:]
-        kept, room = self.end - self.first, 0 if self._rows_CD is None else len(self._rows_CD)
-        if kept + len(rows_TD) > room:
-            kept = min(kept, ROWS)
-            new_CD = rows_TD.new_empty((min(max(2 * (kept + len(rows_TD)), 64), 2 * ROWS), rows_TD.shape[1]))
-            if kept:
-                new_CD[:kept] = self.rows(self.end - kept, self.end)
-            self._rows_CD, self.first = new_CD, self.end - kept
-        assert self._rows_CD is not None
-        self._rows_CD[kept : kept + len(rows_TD)] = rows_TD
-        self.end += len(rows_TD)
-
-    def cut(self, end: int) -> None:
-        """Forget the rows from `end` on."""
-        self.end = min(self.end, end)
-        self.first = min(self.first, self.end)
-
-    def rows(self, first: int, end: int) -> Tensor:
-        """Return the rows of the tokens [first, end), which are all known."""
-        assert self._rows_CD is not None and self.first <= first < end <= self.end
-        return self._rows_CD[first - self.first : end - self.first]
-
-    def _num_alike(self, tokens: List[int]) -> int:
-        """Count the tokens at the beginning that the text had before, too. A list of tokens only grows."""
-        before = self._tokens
-        if before is tokens or before[: self.end] == tokens[: self.end]:
-            return self.end
-        return next((at for at, pair in enumerate(zip(before, tokens, strict=False)) if pair[0] != pair[1]), 0)
-
-
-class TargetRows:
-    """The rows of the texts of the model whose tokens are drafted: of the last max_texts that were computed."""
-
-    def __init__(self, max_texts: int) -> None:
-        self._max_texts = max_texts
-        self.texts: WeakKeyDictionary[Sequence, TextRows] = WeakKeyDictionary()  # the least recently computed first
-
-    def given(self, plan: Plan) -> None:
-        """Give nothing: the model reads tokens alone."""
-
-    def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
-        """Keep the rows of a step's texts."""
-        for work, first in zip(plan.work, firsts, strict=True):
-            rows = self.texts.pop(work.sequence, None) or TextRows()
-            rows.save(work.sequence.tokens, work.start, hidden_TD[first : first + work.count])
-            self.texts[work.sequence] = rows
-        while len(self.texts) > self._max_texts:
-            del self.texts[next(iter(self.texts.keys()))]
 
 
 @dataclass(eq=False)
 class MtpText(FollowedText):
     """The layer's sequence of one text. known: the model's rows. drafted: the layer's own, behind tokens that it has
-    drafted.
+    drafted. salt: of the rows with which its K and V were computed. is_lost: rows of the model were wanted that are not
+    kept any more.
     """
 
     known: TextRows = field(default_factory=TextRows)
     drafted: TextRows = field(default_factory=TextRows)
-
-
-class RowsMissing(Exception):
-    """Rows of the model are wanted that are not kept any more."""
+    salt: bytes | None = b""
+    is_lost: bool = False
 
 
 class MtpCore(DraftCore):
@@ -136,25 +74,28 @@ class MtpCore(DraftCore):
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """See DraftCore. No rows are held afterwards but TargetRows', and only its texts have followers.
 
-        Where the blocks of a follower were taken whose rows cannot be computed again, all of them begin anew.
+        A follower whose blocks were taken, and whose rows cannot be computed again, begins anew with the next call.
         """
-        for text in [each for each in self._followers if each not in self._rows.texts]:
+        for text in [each for each in self._followers if each.id not in self._rows.texts]:
             self._forget(text)
         try:
-            return super().continuations(sequences, limit)
-        except RowsMissing:
-            for text in sequences:
+            found = super().continuations(sequences, limit)
+            for text in [each for each in sequences if each.id in found and self._is_lost(each)]:
                 self._forget(text)
-            return {}
+                del found[text.id]
+            return found
         finally:
             for follower in self._of_sequence.values():
                 follower.known, follower.drafted = TextRows(), TextRows()
             self._of_sequence.clear()
 
+    def _is_lost(self, text: Sequence) -> bool:
+        follower = self._followers[text]
+        assert isinstance(follower, MtpText)
+        return follower.is_lost
+
     def _forget(self, text: Sequence) -> None:
-        follower = self._followers.pop(text, None)
-        if follower is not None:
-            self._core.release(follower.sequence)
+        self._core.release(self._followers.pop(text).sequence)
 
     def _warn_of_failure(self) -> None:
         """Warn, unless none of the tokens that are drafted may come."""
@@ -162,26 +103,23 @@ class MtpCore(DraftCore):
             super()._warn_of_failure()
 
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
-        """Give the text's follower the text's tokens behind those whose rows are known.
+        """Give the text's follower the text's tokens behind its first ones.
 
-        Its rows of drafts are computed again: the model's own rows are known now.
+        Its K and V of drafts are computed again: the model's own rows are known now.
         """
-        loaded, known, count = self._core.loaded, self._rows.texts.get(text), len(text.tokens)
+        known, count = self._rows.texts.get(text.id), len(text.tokens)
         if known is None or known.first >= count - 1 or known.end < count - 1:
             return None
         follower = self._followers.get(text) or self._new_follower(text)
         assert isinstance(follower, MtpText)
         own = follower.sequence
-        # Rows of drafts were computed with the layer's own; blocks may have been taken.
-        alike = min(follower.num_alike(text.tokens[follower.first :]), follower.num_known, own.kept.num_computed)
-        computed = min(follower.first + alike, count - 1)
-        if computed < follower.first or not known.first < computed or not follower.num_known:
-            follower.first = computed = known.first + 1
-        first = follower.first
-        length = min(count + limit, text.max_tokens, first + loaded.resolved.longest_text)
-        if own.finish_reason == "error" or length <= count:
+        if own.finish_reason == "error":
             return None
-        self._core.scheduler.rewind(own, computed - first, text.tokens[computed:])
+        self._go_on(follower, text, known)
+        first = follower.first
+        length = min(count + limit, text.max_tokens, first + self._core.loaded.resolved.longest_text)
+        if length <= count:
+            return None
         if follower.given is not text.choosing or own.choosing.offset != first:
             params = replace(text.choosing.params, logprobs=None)
             # The model's matcher judges what is drafted.
@@ -194,6 +132,32 @@ class MtpCore(DraftCore):
         self._of_sequence[own.id] = follower
         return own
 
+    def _go_on(self, follower: MtpText, text: Sequence, known: TextRows) -> None:
+        """Bring a follower to the text's tokens. What it keeps of them is what known rows were read beside."""
+        own, scheduler = follower.sequence, self._core.scheduler
+        alike = min(follower.num_alike(text.tokens[follower.first :]), follower.num_known, own.kept.num_computed)
+        computed = min(follower.first + alike, len(text.tokens) - 1)
+        is_followed = follower.num_known > 0 and follower.first <= computed and follower.salt == known.salt
+        if is_followed:
+            scheduler.rewind(own, computed - follower.first, text.tokens[computed:])
+            own.kept.is_own = known.salt is not None
+        if not is_followed or known.first >= follower.first + own.kept.num_computed:
+            self._begin(follower, text, known)
+
+    def _begin(self, follower: MtpText, text: Sequence, known: TextRows) -> None:
+        """Give a follower the blocks that are found of the text, if the known rows begin there; otherwise it reads from
+        the first token on beside which there is a row.
+        """
+        own, scheduler = follower.sequence, self._core.scheduler
+        follower.salt = known.salt
+        for first in (min(known.read_from, known.first + 1), known.first + 1):
+            follower.first = known.read_from = first
+            scheduler.rewind(own, 0, text.tokens[first:])
+            own.kept.salt, own.kept.is_own = chain_digest(text.kept.salt, text.tokens[:first]), known.salt is not None
+            scheduler.memory.match(own, scheduler.max_step_tokens)
+            if known.first < first + own.kept.num_computed:
+                return
+
     def given(self, plan: Plan) -> Tensor:
         """Make the row beside each token: the model's of the token before it, or the layer's own behind a draft."""
         found: list[Tensor] = []
@@ -201,8 +165,12 @@ class MtpCore(DraftCore):
             follower = self._of_sequence[work.sequence.id]
             begin, end = work.start - 1, work.start + work.count - 1  # of the tokens before
             own = max(begin, min(end, follower.num_known - 1))
-            if follower.first + begin < follower.known.first:
-                raise RowsMissing
+            follower.is_lost = follower.is_lost or follower.first + begin < follower.known.first
+            if follower.is_lost or own < end:
+                work.sequence.kept.is_own = False  # nothing that is computed now is published
+            if follower.is_lost:
+                found.append(follower.known.rows(follower.known.end - 1, follower.known.end).expand(end - begin, -1))
+                continue
             if begin < own:
                 found.append(follower.known.rows(follower.first + begin, follower.first + own))
             if own < end:
@@ -286,8 +254,9 @@ def mtp_settings(target: ResolvedModel) -> EngineConfig:
         block_size=config.block_size,
         cache_tokens=config.cache_tokens if target.window.size is None else None,
         cache_format=config.cache_format,
-        prefix_cache=False,
+        prefix_cache=config.prefix_cache,
         speculate="off",
+        async_scheduling="off",  # a step's K and V are published before the next one reads rows of drafts
         packed_cache=False,
     )
 
