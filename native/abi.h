@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 26 };
+enum { TM_ABI = 27 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -128,6 +128,8 @@ typedef struct {
   const float* sines;
   const float* temperatures; // [num_positions]: factors of queries; null without
   const float* sinks;        // of TM_ATTEND [num_heads]: scores whose exponentials join the softmax's sum; null without
+  const float* distance_bias;  // of TM_ATTEND [num_heads, 2 * num_positions + 16]: what is added to the score of a key, by its distance from
+                          // the query, from 1 - num_positions on; the last 17 of a row are read and change nothing; null without
   const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
   const float* expert_scales;  // of TM_CHOOSE [experts]: factors of the weights of chosen experts; null without
   const float* const* biases;  // of a linear of experts: the bias of each; null without

@@ -30,7 +30,7 @@ std::string layout() {
   FIELD(TmOp, input_norm) FIELD(TmOp, q_norm) FIELD(TmOp, k_norm)
   FIELD(TmOp, v_norm)
   FIELD(TmOp, q_norm_bias) FIELD(TmOp, k_norm_bias) FIELD(TmOp, cosines) FIELD(TmOp, sines) FIELD(TmOp, temperatures)
-  FIELD(TmOp, sinks) FIELD(TmOp, correction) FIELD(TmOp, expert_scales) FIELD(TmOp, biases) FIELD(TmOp, table) FIELD(TmOp, positions) FIELD(TmOp, k_rows)
+  FIELD(TmOp, sinks) FIELD(TmOp, distance_bias) FIELD(TmOp, correction) FIELD(TmOp, expert_scales) FIELD(TmOp, biases) FIELD(TmOp, table) FIELD(TmOp, positions) FIELD(TmOp, k_rows)
   FIELD(TmOp, v_rows) FIELD(TmOp, k_scales) FIELD(TmOp, v_scales) FIELD(TmOp, a_log) FIELD(TmOp, dt_bias)
   FIELD(TmOp, skip) FIELD(TmOp, state) FIELD(TmOp, eps) FIELD(TmOp, scale) FIELD(TmOp, rescale) FIELD(TmOp, softcap)
   FIELD(TmOp, act_a) FIELD(TmOp, act_b) FIELD(TmOp, cutoff) FIELD(TmOp, min_step) FIELD(TmOp, max_step) FIELD(TmOp, clip)

@@ -23,6 +23,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "camembert": {"pad_token_id": 1},
+    "mpnet": {},
     "distilbert": {**_SHORT, "activation": "gelu"},
     "modernbert": {"local_attention": 10, "norm_bias": True, "num_hidden_layers": 4},
     "nomic_bert": {},

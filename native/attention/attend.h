@@ -150,6 +150,8 @@ void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64
 template <int FORMAT>
 void softmax(const AttentionJob& job, int row, float* scores, int count) {
   if (job.softcap > 0) softcap(scores, count, job.softcap);
+  if (job.biases)
+    for (int p = 0; p < count; p += 16) store(scores + p, add(load(scores + p), load(job.biases[row] + p)));
   const int visible_begin = (int)(job.visible_begin[row % job.num_rows] - job.begin);
   const int visible_end = (int)(job.visible_end[row % job.num_rows] - job.begin);
   const int whole = visible_begin <= 0 && visible_end >= count ? count / 16 * 16 : 0;  // positions before it are all visible
@@ -418,6 +420,7 @@ void attend(const AttentionJob& given) {
       AttentionJob one = job;
       one.head = job.head + head, one.num_heads = one.num_rows = 1, one.q = job.q + at;
       one.visible_begin = job.visible_begin + r, one.visible_end = job.visible_end + r;
+      if (job.biases) one.biases = job.biases + at;
       one.max_score = job.max_score + at, one.exp_sum = job.exp_sum + at, one.value_sum = job.value_sum + (int64_t)at * width;
       find_seen(one);
       attend_together(one);

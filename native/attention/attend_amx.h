@@ -148,6 +148,15 @@ void score_all_tiles(const AttentionJob& job, const AmxScratch& f, int from, con
   if (f.tiles - tile == 1) score_tiles<1>(job, f, tile, from, rows);
 }
 
+// Biases of the scores of 16 lanes and of the positions [from, from + 16), as [positions][lanes], in f.tile16.
+void gather_biases(const AttentionJob& job, const AmxScratch& f, int tile, int from) {
+  const int rows = job.num_heads * job.num_rows;
+  memset(f.tile16, 0, TILE_BYTES);
+  for (int i = 0; i < LANES && tile * LANES + i < rows; i++)
+    memcpy(f.tile16 + i * WORDS, job.biases[tile * LANES + i] + from, 4 * WORDS);
+  transpose(f.tile16, f.tile16);
+}
+
 // Weights of 16 lanes: the exponentials of their scores, zero where a lane does not attend, as bfloat16 in pairs of positions.
 // Stores the maximum and the sum of each lane.
 void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int count) {
@@ -175,6 +184,8 @@ void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int co
     float* at = scores + (int64_t)p * f.lanes;
     F score = mul(load(at), scale);
     if (job.softcap > 0) store(at, score), softcap(at, LANES, job.softcap), score = load(at);
+    if (job.biases && p % 16 == 0) gather_biases(job, f, tile, p);
+    if (job.biases) score = add(score, load((const float*)f.tile16 + p % 16 * LANES));
     store(at, score);
     max_lanes[p % 2].v = _mm512_mask_max_ps(max_lanes[p % 2].v, visible(p), max_lanes[p % 2].v, score.v);
   }

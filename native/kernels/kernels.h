@@ -82,6 +82,8 @@ struct AttentionJob {
   const float* const* q;  // [heads * rows], head by head, as the three results are
   const int64_t* visible_begin;
   const int64_t* visible_end;
+  const float* const* biases;  // [heads * rows]: what is added to the scores of the positions from `begin` on, readable for SPLIT of
+                               // them or up to the next multiple of 16; null without
   // Per query, a partial softmax: the largest score, the sum of the exponentials, and the values weighted by them [head_dim,
   // padded to a multiple of TILE].
   float* max_score;

@@ -55,6 +55,7 @@ struct Model {
   int group(const TmOp& op) const { return shape.num_heads / op.num_kv_heads; }
   static int head_width(const TmOp& op) { return (int)rounded(op.head_dim, TILE); }
   int64_t attended_width(const TmOp& op) const { return (int64_t)shape.num_heads * op.head_dim; }
+  int64_t bias_stride() const { return 2 * shape.num_positions + 16; }  // of TmOp.distance_bias
   int64_t head_bytes(const TmOp& op) const { return format_bytes(shape.cache_format) * (int64_t)op.head_dim; }
 
   // The largest of these over all layers.

@@ -59,11 +59,15 @@ void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int6
   for (int64_t r = 0; r < rows; r++) {
     const int64_t i = from + r / group, position = span.start + i;
     const int64_t first_head = (span.first + i) * model_.shape.num_heads + r % group;
-    for (int h = 0; h < job.num_heads; h++)
+    for (int h = 0; h < job.num_heads; h++) {
       scratch.queries[(size_t)(h * rows + r)] = memory_.queries.get() + (first_head + (job.head + h) * group) * width;
+      if (op.distance_bias)
+        scratch.biases[(size_t)(h * rows + r)] =
+            op.distance_bias + ((job.head + h) * group + r % group) * model_.bias_stride() + model_.shape.num_positions - 1 - position + job.begin;
+    }
     scratch.visible_begin[(size_t)r] = Model::first_visible(op, position), scratch.visible_end[(size_t)r] = Model::end_of_visible(op, position, span.start + span.count);
   }
-  job.num_rows = (int)rows, job.q = scratch.queries.data();
+  job.num_rows = (int)rows, job.q = scratch.queries.data(), job.biases = op.distance_bias ? scratch.biases.data() : nullptr;
   job.visible_begin = scratch.visible_begin.data(), job.visible_end = scratch.visible_end.data();
   kernels_.attend(job);
 }

@@ -28,7 +28,7 @@ struct PendingProducts {
 struct AttentionScratch {
   AlignedBuffer<float> max_score, exp_sum, value_sum;
   AlignedBuffer<uint8_t> kernel;
-  std::vector<const float*> queries;
+  std::vector<const float*> queries, biases;
   std::vector<int64_t> visible_begin, visible_end;
 };
 
@@ -75,7 +75,7 @@ struct ThreadScratch {
     attention.value_sum.reserve(2 * rows * model.max_head_width());
     attention.max_score.reserve(2 * rows), attention.exp_sum.reserve(2 * rows);
     attention.kernel.reserve(attention_scratch_bytes(model.max_head_dim, rows));
-    attention.queries.resize((size_t)rows);
+    attention.queries.resize((size_t)rows), attention.biases.resize((size_t)rows);
     attention.visible_begin.resize((size_t)rows), attention.visible_end.resize((size_t)rows);
   }
 };

@@ -75,6 +75,8 @@ MLPS: Names = {
         "tokenmill.model.streams:StreamsInputs", "tokenmill.model.streams_modules:StreamsAround"),
     "mtp_input": Entry("the input of a layer that predicts further tokens", "tokenmill.model.mtp:MtpInput",
         "tokenmill.model.mtp_module:MtpDecoder"),
+    "distance_bias": Entry("a number that every layer adds to scores by distance (MPNet, ALiBi)",
+        "tokenmill.model.distance_bias:DistanceBias", "tokenmill.model.distance_bias_module:AddedByDistance"),
 }
 
 FORMATS: Names = {
@@ -374,6 +376,7 @@ ENCODERS: Names = {
     "xlm-roberta": Entry("XLM-RoBERTa: bge-m3, multilingual e5", "tokenmill.model.families.bert:XLM_ROBERTA"),
     "camembert": Entry("CamemBERT", "tokenmill.model.families.bert:CAMEMBERT"),
     "distilbert": Entry("DistilBERT", "tokenmill.model.families.bert:DISTILBERT"),
+    "mpnet": Entry("MPNet: all-mpnet-base, multi-qa-mpnet-base", "tokenmill.model.families.mpnet:MPNET"),
     "modernbert": Entry("ModernBERT: gte-modernbert, granite-embedding",
         "tokenmill.model.families.modernbert:MODERNBERT"),
     "nomic_bert": Entry("Nomic Embed v1 and v1.5", "tokenmill.model.families.modernbert:NOMIC_BERT"),

@@ -25,6 +25,7 @@ CLASSES = {
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
     "camembert": "CamembertForSequenceClassification",
+    "mpnet": "MPNetForSequenceClassification",
     "distilbert": "DistilBertForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
 }

@@ -53,7 +53,7 @@ def test_auto_is_the_first_that_serves(block_size, shape, padded, expected):
 
 def test_why_a_kernel_does_not_serve():
     small = "needs one block per sequence, and block_size 7 is under max_length 8"
-    scores = "has neither caps of attention scores nor attention sinks"
+    scores = "has neither caps of attention scores, nor attention sinks, nor a bias by distance"
     assert refusal("rows", block_size=7) == {"rows": small}
     assert refusal("rows", [PLAIN, AttentionShape(1.0, softcap=1.0)]) == {"rows": scores}
     for name in ("rows", "gather"):
@@ -66,6 +66,7 @@ def test_why_a_kernel_does_not_serve():
 def test_a_shape_is_plain_by_default():
     assert PLAIN.is_plain and (PLAIN.window, PLAIN.softcap, PLAIN.sinks) == (None, None, False)
     assert not AttentionShape(1.0, softcap=1.0).is_plain and not AttentionShape(1.0, sinks=True).is_plain
+    assert not AttentionShape(1.0, distances=True).is_plain
 
 
 def test_a_kernel_says_itself_how_it_attends():

@@ -13,6 +13,7 @@ from tokenmill.model.config import ModelConfig, QKNorm, Rope
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import describe
 from tokenmill.model.features import features_of
+from tokenmill.model.mixture import mixtures_of
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.load import empty_decoder
@@ -211,7 +212,7 @@ def test_a_description_in_full():
         "qkv": (3, 80, 48), "out": (3, 48, 48), "gate_up": (3, 160, 48), "down": (3, 48, 80), "head": (1, 211, 48),
     }  # fmt: skip
     assert {matrix.num_weights for matrix in plain.matrices} == {80 * 48, 48 * 48, 160 * 48, 211 * 48}
-    assert plain.mixtures == [] and not plain.layers[0].parallel and plain.layers[0].after is None
+    assert mixtures_of(plain) == [] and not plain.layers[0].parallel and plain.layers[0].after is None
     assert describe(replace(COUNTED, residual="parallel", attention_scale=2.0)).layers[0].parallel
     assert {s.scale for s in describe(replace(COUNTED, attention_scale=2.0)).attention_shapes} == {2.0}
     capped = describe(replace(COUNTED, attention_softcap=3.0, attention_sinks=True)).layers[0].mixers[0].shape
@@ -220,7 +221,7 @@ def test_a_description_in_full():
 
 def test_the_matrices_of_experts_are_counted():
     given = {"num_experts": 5, "num_experts_per_token": 2, "shared_expert_size": 10, "shared_expert_gate": True}
-    block = describe(replace(COUNTED, **given, norm_top_k=False, router_scores="sigmoid")).mixtures[0]
+    block = mixtures_of(describe(replace(COUNTED, **given, norm_top_k=False, router_scores="sigmoid")))[0]
     assert (block.num, block.chosen, block.normalise, block.scores) == (5, 2, False, "sigmoid")
     assert {(matrix.role, matrix.outputs, matrix.inputs): count for matrix, count in block.matrices.items()} == {
         ("router", 5, 48): 1, ("shared_gate", 1, 48): 1, ("gate_up", 160, 48): 5, ("down", 48, 80): 5,

@@ -76,7 +76,6 @@ def test_encoders_with_decoders_are_told_by_their_config(step):
     ("name", "word"),
     [
         ("mobilebert", "an encoder"),
-        ("mpnet", "an encoder"),
         ("t5", "encodes"),
         ("whisper", "hears"),
         ("mamba", "state"),

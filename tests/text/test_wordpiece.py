@@ -134,6 +134,23 @@ def test_letters_are_changed_as_transformers_changes_them(config, name, tmp_path
             assert ours.encode_pair("hello", text)[0] == theirs("hello", text)["input_ids"]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("config", [{}, {"do_lower_case": False}, {"strip_accents": False}], ids=str)
+def test_mpnet_has_the_marks_of_roberta(name, config, tmp_path):
+    words = ["<s>", "<pad>", "</s>", "[UNK]", *WORDS, "Hello", "<mask>"]
+    if name == "vocab.txt":
+        (tmp_path / name).write_text("\n".join(words) + "\n")
+    else:
+        transformers.MPNetTokenizer({word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MPNetTokenizer", **config}))
+    ours, theirs = Tokenizer.from_directory(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, "hello <mask> world", "a</s>b"):
+        assert ours.encode(text) == theirs(text)["input_ids"], text
+        if text:
+            assert ours.encode_pair("hello", text)[:2] == (ids := theirs("hello", text)["input_ids"], [0] * len(ids))
+
+
 def test_a_vocabulary_without_marks_is_refused(tmp_path):
     path = saved(tmp_path / "x", {}, "vocab.txt")
     (path / "vocab.txt").write_text("a\nb\n")

@@ -58,7 +58,7 @@ class Step:
     fed_R: the tokens that the rows of the previous step chose; an `unread_mark` among the token ids stands for one.
     has_unknown: some token ids are UNKNOWN; the program finds them itself, up to the first of stop_ids in a span.
     given_TD: a row beside each token, where the model reads some. keeps_hidden: the program sets hidden_TD,
-    what the head reads of every computed token.
+    what the head reads of every computed token. bias: the module that adds to scores by distance, if the model has one.
     """
 
     token_ids: Sequence[int]
@@ -74,6 +74,7 @@ class Step:
     given_TD: Tensor | None = None
     keeps_hidden: bool = False
     hidden_TD: Tensor | None = None
+    bias: Any = None
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property

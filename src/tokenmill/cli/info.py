@@ -146,7 +146,7 @@ def _describe(
     from tokenmill.model.counts import count_parameters
     from tokenmill.model.description import describe
     from tokenmill.model.families import read_config
-    from tokenmill.model.features import features_of
+    from tokenmill.model.features import features_of, states_of
     from tokenmill.model.per_layer import bytes_in_file
     from tokenmill.weights.generation import usable
     from tokenmill.weights.packed.reader import is_packed_model, read_header
@@ -185,7 +185,7 @@ def _describe(
         "num_bytes": checkpoint.num_bytes,
         "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), KeptFiles()).num_bytes,
         "kv_bytes_per_token": kv_bytes(config, config.dtype),
-        "state_bytes": sum(state.num_bytes for state in decoder.states),
+        "state_bytes": sum(state.num_bytes for state in states_of(decoder)),
         "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(config, config.dtype), strict=True)),
         **runs_here(checkpoint),
     }

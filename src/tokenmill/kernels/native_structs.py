@@ -28,7 +28,7 @@ class TmOp(Structure):
         (
             c_void_p,
             "weight bias factors router coefficients input_norm q_norm k_norm v_norm q_norm_bias k_norm_bias cosines "
-            "sines temperatures sinks correction",
+            "sines temperatures sinks distance_bias correction",
         ),
         (c_void_p, "expert_scales biases table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
         (c_float, "eps scale rescale softcap act_a act_b cutoff min_step max_step clip margin"),

@@ -12,6 +12,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
+from tokenmill.model.features import states_of
 from tokenmill.model.per_layer import held_in_memory
 from tokenmill.program.spec import Choice, ProgramSpec, preferred_schemes
 from tokenmill.program.spec import choose as choose_program
@@ -172,7 +173,7 @@ def _with_blocks(
 ) -> ResolvedConfig:
     """Fill in the size of blocks, and as many whole ones as all sequences need at their longest."""
     size = config.block_size
-    is_cut = given.prefix_dir is not None or program.attends or bool(describe(model).states)
+    is_cut = given.prefix_dir is not None or program.attends or bool(states_of(describe(model)))
     if given.block_size is None and is_cut:
         size = min(SHARED_BLOCK, size)
     config = replace(config, block_size=size)

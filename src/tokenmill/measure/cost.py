@@ -16,8 +16,10 @@ from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import DecoderDescription, describe
+from tokenmill.model.features import states_of
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.latent import LatentBlock
+from tokenmill.model.mixture import mixtures_of
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfig
 
@@ -146,7 +148,7 @@ def num_read(model: ModelConfig, num_tokens: int) -> int:
         mixture.num
         * (1 - mixture.chosen / mixture.num) ** num_tokens
         * sum(count * matrix.num_parameters for matrix, count in mixture.expert.matrices.items())
-        for mixture in describe(model).mixtures
+        for mixture in mixtures_of(describe(model))
     )
     return num_used(model) - round(unread)
 
@@ -190,7 +192,7 @@ def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
         _seen(block, depth) * kv_bytes_per_token([block.rows], storage.dtype, storage.cache_format)
         for block in _readers(decoder)
     )
-    return rows + 2 * sum(state.num_bytes for state in decoder.states)
+    return rows + 2 * sum(state.num_bytes for state in states_of(decoder))
 
 
 def _readers(decoder: DecoderDescription) -> list[AttentionBlock | LatentBlock]:
@@ -211,7 +213,7 @@ def _attention_operations(model: ModelConfig, depth: float) -> float:
     decoder = describe(model)
     readers = _readers(decoder)
     attention = sum(4 * block.num_heads * block.rows.head_dim * _seen(block, depth) for block in readers)
-    return attention + 5 * sum(state.num_bytes for state in decoder.states) / DTYPES["float32"]
+    return attention + 5 * sum(state.num_bytes for state in states_of(decoder)) / DTYPES["float32"]
 
 
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:

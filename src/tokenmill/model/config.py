@@ -61,37 +61,37 @@ class QKNorm:
 class ModelConfig:
     """The shape and the arithmetic of one model.
 
-    layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and
-    head_dim. mixers: the mixer of each layer, None for attention, or several that read the same input; or empty.
-    mlps: the second half of each layer; empty where the fields below say it. value_norm: values are normed, without
-    a weight. value_is_key: whether the values of a layer are its keys before norm and rope; empty for none.
-    kv_sources: the layer whose rows a layer reads, None for its own; or empty. layer_scalar: the output of a layer
-    is multiplied by its own number. per_layer: what each layer has of each token beside its input, if anything; see
-    per_layer.py. has_mtp, has_head: the files have a layer that predicts further tokens, and a head. mtp_layer: the
-    number in its model of the only layer, if that is such a layer; given_width: of the rows that an assistant is given.
-    windows: past tokens that a query sees, itself included, None for all; for each layer, or one for
-    all layers. both_ways: it sees as many later ones too, as in an encoder. positions: "rope" or "learned"; the row of
-    the first position is first_position, in a table that has so many rows more. num_types: rows of a table of token
-    types; a token of type t has the id t * vocab_size + id. 0 without. ropes: per layer, where they differ; then `rope`
-    tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the
-    MLP, in all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not
-    before. layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm:
-    whether the first layer has the norm before attention. embedding_norm: "plain": embeddings are normed without a
-    weight, before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
-    attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel"
-    where attention and MLP read the same input (GPT-NeoX), or "normed" where norms take the sums of what a half reads
-    and writes, and the last layer's second one is the last norm (BERT). shared_norm: they read it through one norm.
+    layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and head_dim.
+    mixers: the mixer of each layer, None for attention, or several that read the same input; or empty. mlps: the second
+    half of each layer; empty where the fields below say it. value_norm: values are normed, without a weight.
+    value_is_key: whether the values of a layer are its keys before norm and rope; empty for none. kv_sources: the layer
+    whose rows a layer reads, None for its own; or empty. layer_scalar: the output of a layer is multiplied by its own
+    number. per_layer: what each layer has of each token beside its input, if anything; see per_layer.py. has_mtp,
+    has_head: the files have a layer that predicts further tokens, and a head. mtp_layer: the number in its model of the
+    only layer, if that is such a layer; given_width: of the rows that an assistant is given. windows: past tokens that
+    a query sees, itself included, None for all; for each layer, or one for all layers. both_ways: it sees as many later
+    ones too, as in an encoder. distance_bias: see distance_bias.py. positions: "rope" or "learned"; the row of the
+    first position is first_position, in a table that has so many rows more. num_types: rows of a table of token types;
+    a token of type t has the id t * vocab_size + id. 0 without. ropes: per layer, where they differ; then `rope` tells
+    the context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP,
+    in all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
+    layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm: whether
+    the first layer has the norm before attention. embedding_norm: "plain": embeddings are normed without a weight,
+    before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
+    attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel" where
+    attention and MLP read the same input (GPT-NeoX), or "normed" where norms take the sums of what a half reads and
+    writes, and the last layer's second one is the last norm (BERT). shared_norm: they read it through one norm.
     attention_out_multiplier, mlp_multipliers: of the output of attention; of the gate of an MLP and of its output.
     attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position / length)).
-    swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
-    mlp_layers: which layers have an MLP or experts; empty for all. expert_layers: which of them have experts; empty
-    for all. expert_size: the width of an expert, 0 for intermediate_size. expert_latent_size: experts read and
-    write rows of this width, with a matrix before them and one after them; 0 without. norm_top_k_eps: is added to
-    the sum by which the scores of the chosen experts are divided. router_scores: "softmax" or "sigmoid".
-    router_correction: a number for each expert is added to its score where experts are chosen, and only there.
-    router_groups: (number, chosen, best): experts are chosen within the groups whose best few have the largest sums.
-    router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size: the width of an expert
-    that every token takes; 0 without such an expert.
+    swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit. mlp_layers:
+    which layers have an MLP or experts; empty for all. expert_layers: which of them have experts; empty for all.
+    expert_size: the width of an expert, 0 for intermediate_size. expert_latent_size: experts read and write rows of
+    this width, with a matrix before them and one after them; 0 without. norm_top_k_eps: is added to the sum by which
+    the scores of the chosen experts are divided. router_scores: "softmax" or "sigmoid". router_correction: a number for
+    each expert is added to its score where experts are chosen, and only there. router_groups: (number, chosen, best):
+    experts are chosen within the groups whose best few have the largest sums. router_scale: the weights of the chosen
+    experts are multiplied by it. shared_expert_size: the width of an expert that every token takes; 0 without such an
+    expert.
     """
 
     family: str
@@ -117,6 +117,7 @@ class ModelConfig:
     gated_mlp: bool = True
     swiglu: tuple[float, float] | None = None
     both_ways: bool = False
+    distance_bias: Any = None
     positions: str = "rope"
     first_position: int = 0
     num_types: int = 0

@@ -28,12 +28,13 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     if mtp is not None:
         norms, beside = [*norms, *mtp.norms.values()], beside + _total(mtp.matrices)
     norms += [] if decoder.embedding_norm is None else [decoder.embedding_norm]
+    learned = 0 if config.distance_bias is None else sum(map(prod, config.distance_bias.shapes.values()))
     positions, types = config.max_position_embeddings + config.first_position, config.num_types * config.hidden_size
     return {
         "embedding": config.vocab_size * config.hidden_size,
         "inputs": 0 if per_layer is None else per_layer.vocab_size * per_layer.width,
         "positions": positions * config.hidden_size if config.positions == "learned" else 0,
-        "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
+        "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors + learned,
         "mlp": sum(_total(half.matrices) for half in halves) + beside,
         "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]) + scalars + types,
         "head": decoder.head.num_parameters if config.has_head and not config.tie_embeddings else 0,

@@ -116,6 +116,7 @@ class Decoder(nn.Module):
         self.position_embedding, self.type_embedding = (
             Embedding(number, config.hidden_size) if number else None for number in (rows, config.num_types)
         )
+        self.distance_bias = _make(config.distance_bias, scheme, fused)
         self.per_layer = _make(whole.per_layer, scheme, fused)
         self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
         self.norm = make_norm(whole.norm, fused)
@@ -159,6 +160,8 @@ class Decoder(nn.Module):
     def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
         """Compute the input of the first layer, [T, D], and the angles of each layer."""
         ids_T, size = step.token_ids_T, self.config.vocab_size
+        if self.distance_bias is not None:
+            step.bias = self.distance_bias
         x_TD: Tensor = self.embedding(ids_T if self.type_embedding is None else ids_T % size)
         x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "plain" else x_TD
         if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from itertools import count
 from typing import Any
 
-from tokenmill.cache.spec import LayerSpec, StateSpec
+from tokenmill.cache.spec import LayerSpec
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
@@ -63,11 +63,11 @@ class MlpBlock:
 
 
 SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
-SEVERAL = "several mixers"
+SEVERAL, DISTANCES = "several mixers", "a bias of scores by distance"
 BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
 STREAMS, SPARSE = "several streams of each token", "gates of which the largest are kept"
 BOTH_WAYS, NORMED_SUMS = "attention to later tokens", "norms of sums"
-RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE, BOTH_WAYS, NORMED_SUMS)
+RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE, BOTH_WAYS, NORMED_SUMS, DISTANCES)
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class LayerDescription:
             SCALAR: self.scalar,
             BOTH_WAYS: any(block.shape.both_ways for block in blocks),
             NORMED_SUMS: self.norms_sums,
+            DISTANCES: any(block.shape.distances for block in blocks),
         }
         return [rarity for rarity in RARITIES if there.get(rarity, rarity in halves)]
 
@@ -167,11 +168,6 @@ class DecoderDescription:
         """The different ropes of its layers, in the order of their first use."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
-    @cached_property
-    def states(self) -> tuple[StateSpec, ...]:
-        """The states of each layer that keeps states."""
-        return tuple(kept for kept in self.keeps if isinstance(kept, StateSpec) and kept.shapes)
-
     @property
     def keeps(self) -> tuple[LayerSpec, ...]:
         """The rows or states that each mixer keeps in the cache, layer by layer: the layers of the cache."""
@@ -196,12 +192,6 @@ class DecoderDescription:
     def attentions(self) -> list[AttentionBlock]:
         """The attention of every layer that has attention."""
         return [mixer for layer in self.layers for mixer in layer.mixers if isinstance(mixer, AttentionBlock)]
-
-    @property
-    def mixtures(self) -> list[Any]:
-        """The mixture of experts of every layer that has one."""
-        found = [getattr(layer.mlp, "mixture", layer.mlp) for layer in self.layers]
-        return [mixture for mixture in found if mixture is not None and mixture.name == "experts"]
 
 
 @cache

@@ -1,16 +1,23 @@
 """The features of a model that not every decoder has, by name: `tokenmill info` lists them."""
 
+from tokenmill.cache.spec import StateSpec
 from tokenmill.model.description import DecoderDescription
+from tokenmill.model.mixture import mixtures_of
+
+
+def states_of(decoder: DecoderDescription) -> list[StateSpec]:
+    """List the states of each layer that keeps states."""
+    return [kept for kept in decoder.keeps if isinstance(kept, StateSpec) and kept.shapes]
 
 
 def features_of(decoder: DecoderDescription) -> frozenset[str]:
     """Name the departures from a plain decoder: pre-norm, one rope, full attention, an MLP in each layer."""
-    layers, mixtures, attentions = decoder.layers, decoder.mixtures, decoder.attentions
+    layers, mixtures, attentions = decoder.layers, mixtures_of(decoder), decoder.attentions
     normed = [block for block in attentions if block.qk_norms]
     qk_norms = [norm for block in normed for norm in block.qk_norms]
     mlps = [mlp for layer in layers for mlp in layer.mlps]
     found = {
-        "layers that keep a state": any(state.num_bytes for state in decoder.states),
+        "layers that keep a state": any(state.num_bytes for state in states_of(decoder)),
         "layers without a mixer or without an MLP": not all(layer.mixes and layer.mlp for layer in layers),
         "latent attention": any(mixer.name == "latent" for layer in layers for mixer in layer.mixers),
         "gate on the output of attention": any(block.gated for block in attentions),

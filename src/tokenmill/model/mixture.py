@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import MlpBlock, mlp_of
+from tokenmill.model.description import DecoderDescription, MlpBlock, mlp_of
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,9 @@ class ExpertsBlock:
             shared=mlp_of(config, shared, config.mlp_bias) if shared else None,
             shared_gate=Projection("shared_gate", hidden, (1,)) if config.shared_expert_gate else None,
         )
+
+
+def mixtures_of(decoder: DecoderDescription) -> list[ExpertsBlock]:
+    """List the mixture of experts of every layer that has one."""
+    found = [getattr(layer.mlp, "mixture", layer.mlp) for layer in decoder.layers]
+    return [mixture for mixture in found if isinstance(mixture, ExpertsBlock)]

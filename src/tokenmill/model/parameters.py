@@ -39,6 +39,7 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
         found["position_embedding.weight"] = (config.max_position_embeddings + config.first_position, hidden)
     if config.num_types:
         found["type_embedding.weight"] = (config.num_types, hidden)
+    found |= {} if config.distance_bias is None else config.distance_bias.shapes
     if config.embedding_norm == "own":
         found |= _of_norm("embedding_norm", decoder.norm)
     if decoder.per_layer is not None:

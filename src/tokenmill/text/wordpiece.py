@@ -1,4 +1,5 @@
-"""BERT's tokenizers in a GGUF file or a vocab.txt: words, of which the longest pieces are taken one after the other.
+"""The tokenizers of BERT and MPNet, from a GGUF file or a vocab.txt: words, of which the longest pieces are taken one
+after the other.
 
 llama.cpp has "▁" before a piece that begins a word, and nothing before others; the original has "##" before these. A
 file may say whether letters are made small; where it does not, they are if no piece has a capital.
@@ -16,6 +17,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.text.sentencepiece import CONTROL, NORMAL
 
 _BEGINS, _FOLLOWS = "▁", "##"
+_MPNET = "MPNet"  # the beginning of the names of its classes
 
 
 def own_spelling(token: str, kind: int) -> str:
@@ -62,13 +64,20 @@ _MARKS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+_MARKS_OF_MPNET = {
+    "pad_token": "<pad>",
+    "unk_token": "[UNK]",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
 
 
 def normalized_as(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
     """Have a tokenizer.json change letters as the tokenizer_config.json beside it says: transformers' classes for BERT
-    go by the latter.
+    and MPNet go by the latter.
     """
-    if backend.normalizer is None or not str(config.get("tokenizer_class")).startswith("Bert"):
+    if backend.normalizer is None or not str(config.get("tokenizer_class")).startswith(("Bert", _MPNET)):
         return
     state = json.loads(backend.normalizer.__getstate__())
     if state.get("type") != "BertNormalizer":
@@ -81,12 +90,16 @@ def normalized_as(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> N
 
 
 def read_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Read a vocab.txt, a token a line, with the settings of the tokenizer_config.json beside it."""
+    """Read a vocab.txt, a token a line, with the settings of the tokenizer_config.json beside it. MPNet's has RoBERTa's
+    marks around texts.
+    """
     try:
         tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    named = {word: config.get(word, mark) for word, mark in _MARKS.items()}
+    is_mpnet = str(config.get("tokenizer_class")).startswith(_MPNET)
+    defaults = _MARKS_OF_MPNET if is_mpnet else _MARKS
+    named = {word: config.get(word, mark) for word, mark in defaults.items()}
     marks = {word: mark.get("content") if isinstance(mark, dict) else mark for word, mark in named.items()}
     if missing := [marks[word] for word in ("unk_token", "cls_token", "sep_token") if marks[word] not in tokens]:
         raise CheckpointError(f"{file} has no token {missing[0]}, which stands around a text or for what is not known")
@@ -96,8 +109,10 @@ def read_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokeniz
     cls, sep = (str(marks[word]) for word in ("cls_token", "sep_token"))
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        pair=f"{cls} $A {sep} {sep} $B {sep}" if is_mpnet else f"{cls} $A {sep} $B:1 {sep}:1",
         special_tokens=[(mark, tokens.index(mark)) for mark in (cls, sep)],
     )
-    backend.add_special_tokens([mark for mark in marks.values() if mark in tokens])
+    there = [str(mark) for mark in marks.values() if mark in tokens]
+    takes_space = marks["mask_token"] if is_mpnet else None  # before it, as a word would
+    backend.add_special_tokens([tokenizers.AddedToken(mark, lstrip=mark == takes_space) for mark in there])
     return backend

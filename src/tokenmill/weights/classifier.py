@@ -32,6 +32,7 @@ _FORMS = {
     "roberta": _OF_ROBERTA,
     "xlm-roberta": _OF_ROBERTA,
     "camembert": _OF_ROBERTA,
+    "mpnet": _OF_ROBERTA,
     "distilbert": (("pre_classifier", "ReLU"), ("classifier", "Identity")),
     "modernbert": (("head.dense", "GELU"), ("head.norm", ""), ("classifier", "Identity")),
 }

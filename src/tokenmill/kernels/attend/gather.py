@@ -46,7 +46,7 @@ class ContiguousRows(Gather):
         if cache.block_size < max_length:
             return f"needs one block per sequence, and block_size {cache.block_size} is under max_length {max_length}"
         if not all(shape.is_plain for shape in shapes):
-            return "has neither caps of attention scores nor attention sinks"
+            return "has neither caps of attention scores, nor attention sinks, nor a bias by distance"
         return None
 
 
@@ -79,7 +79,7 @@ def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: 
 def attend_written_out(
     q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: Span, shape: AttentionShape, sinks_N: Tensor | None
 ) -> Tensor:
-    """Compute _attend_span in plain float32 steps, with caps and sinks: the reference of the tests.
+    """Compute _attend_span in plain float32 steps, with caps, sinks and a bias: the reference of the tests.
 
     Each kv head is computed by itself, from copies: products of torch sum in an order that depends on how many there
     are, and how their rows lie in memory, and a rank has fewer heads than one process.
@@ -88,18 +88,19 @@ def attend_written_out(
     num_kv_heads = k_LKH.shape[1]
     q_KGTH = q_TNH.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     sinks_KG = [None] * num_kv_heads if sinks_N is None else sinks_N.float().view(num_kv_heads, -1)
-    heads_KLH = zip(q_KGTH, k_LKH.unbind(1), v_LKH.unbind(1), sinks_KG, strict=True)
     mask_TL = step.mask(span, shape.window, shape.both_ways, torch.float32)
-    out_KGTH = torch.stack([_attend_head(*head, mask_TL, shape) for head in heads_KLH])
+    added_K = step.bias.added_to(mask_TL, span, num_kv_heads) if shape.distances else [mask_TL] * num_kv_heads
+    heads_KLH = zip(q_KGTH, k_LKH.unbind(1), v_LKH.unbind(1), sinks_KG, added_K, strict=True)
+    out_KGTH = torch.stack([_attend_head(*head, shape) for head in heads_KLH])
     return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(q_TNH.dtype)
 
 
 def _attend_head(
-    q_GTH: Tensor, k_LH: Tensor, v_LH: Tensor, sinks_G: Tensor | None, mask_TL: Tensor, shape: AttentionShape
+    q_GTH: Tensor, k_LH: Tensor, v_LH: Tensor, sinks_G: Tensor | None, added_GTL: Tensor, shape: AttentionShape
 ) -> Tensor:
     """Attend with the queries of one kv head: [G, T, H]."""
     q_RH, size = _copy(q_GTH).flatten(0, 1), q_GTH.shape[:2]
-    scores_GTL = capped((q_RH @ _copy(k_LH).t()).view(*size, -1) * shape.scale, shape) + mask_TL
+    scores_GTL = capped((q_RH @ _copy(k_LH).t()).view(*size, -1) * shape.scale, shape) + added_GTL
     if sinks_G is None:
         weights_GTL = torch.softmax(scores_GTL, dim=-1)
     else:

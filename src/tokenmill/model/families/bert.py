@@ -69,10 +69,15 @@ def _bert(reader: ConfigReader) -> dict[str, Any]:
 def _roberta(reader: ConfigReader) -> dict[str, Any]:
     """Read RoBERTa, whose positions are counted from behind the padding token's id."""
     first = reader.count("pad_token_id", minimum=0) + 1
+    return _bert(reader) | read_from_position(reader, first)
+
+
+def read_from_position(reader: ConfigReader, first: int) -> dict[str, Any]:
+    """Read an encoder whose table of positions has that row for its first position."""
     rows = reader.context()
     if rows <= first:
         raise reader.refuse("max_position_embeddings", rows, f"above {first}, the row of the first position")
-    return _bert(reader) | {"first_position": first, "max_position_embeddings": rows - first}
+    return {**_shared(reader), "first_position": first, "max_position_embeddings": rows - first}
 
 
 def _distilbert(reader: ConfigReader) -> dict[str, Any]:

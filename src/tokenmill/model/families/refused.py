@@ -54,7 +54,7 @@ _NAMES: Mapping[str, str] = {
         internvl.* paligemma mllama blip.* fuyu pixtral aria chameleon janus emu3 .*florence.*
         molmo.* ovis.* minicpm[vo].* git kosmos.* smolvlm .*docling .*multimodal perception_lm glm4v.*
         phi3_v""",
-    _ENCODER: r"""(?!.*decoder).*bert(?!-generation).* .*electra xlm.* xlnet t5encoder .*embed(?!ded).* mpnet funnel
+    _ENCODER: r"""(?!.*decoder).*bert(?!-generation).* .*electra xlm.* xlnet t5encoder .*embed(?!ded).* funnel
         fnet longformer gte luke esm.* canine big_bird nystromformer ernie roformer layoutlm.* deberta.* perceiver tapas
         yoso mra neomme""",
     "it guesses tokens for another model, which takes it as draft_model": r"gemma4.*assistant",

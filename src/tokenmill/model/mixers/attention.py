@@ -83,7 +83,8 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
         qk_norms=_qk_norms(config, head_dim, num_kv_heads)[: 2 if source is None else 1],
         rope=config.ropes[index] if config.ropes else config.rope,
         shape=AttentionShape(
-            scale, config.windows[index], config.attention_softcap, config.attention_sinks, config.both_ways
+            *(scale, config.windows[index], config.attention_softcap, config.attention_sinks, config.both_ways),
+            config.distance_bias is not None,
         ),
         norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
         temperature=config.attention_temperature,

@@ -33,9 +33,7 @@ class OpList:
     def __init__(self, weights: Packing | Packed, shapes: Shapes) -> None:
         self.weights, self.shapes = weights, shapes
         self.linears, self.places = list[Linear](), list[int]()  # and where their operations stand in the list
-        self.kept = defaultdict[str, list[tuple[int, float]]](
-            list
-        )  # the addresses of a small tensor, and what it is plus
+        self.kept = defaultdict[str, list[tuple[int, float]]](list)  # addresses of a small tensor, and what is added
         self._ops, self._held = list[TmOp](), list[Any]()
 
     def add(self, kind: int, **fields: Any) -> TmOp:

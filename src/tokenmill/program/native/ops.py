@@ -89,7 +89,7 @@ class Ops:
         lent: LentOps | None = None,
     ) -> None:
         self.kept, self._list = kept, OpList(weights, parameter_shapes(decoder))
-        self._tables = PositionTables(decoder, num_positions)
+        self._tables = PositionTables(decoder, num_positions, self._list.keep)
         config = decoder.config
         is_coded, embed = has_coded_embedding(config, scheme), None
         if not config.given_width:
@@ -235,9 +235,10 @@ class Ops:
             self._list.add(HEADS, **heads)
         else:
             self._list.linear(qkv, block.qkv, QKV, ATTENTION_IN, **units, **heads)
-        facts = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
+        facts: dict[str, Any] = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
         sinks = self._list.keep(join(layer, "attention.sinks")) if shape.sinks else None
-        self._list.add(ATTEND, to=ATTENDED, sinks=sinks, both_ways=int(shape.both_ways), **facts, **cache, **sizes)
+        facts |= {"both_ways": int(shape.both_ways), "distance_bias": self._tables.bias}
+        self._list.add(ATTEND, to=ATTENDED, sinks=sinks, **facts, **cache, **sizes)
         joins = self._joins(description) | ({} if description.after is None else {"column": _behind_gates(description)})
         self._list.linear(out, block.out, source=ATTENDED, **joins)
 
