@@ -195,7 +195,7 @@ def test_a_model_without_a_tokenizer(tmp_path):
     [
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages"),
         ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
-        ("/v1/sessions/a/save", {"messages": MESSAGES, "add_special": True}, "add_special_tokens"),
+        ("/v1/sessions/a/save", {"messages": MESSAGES, "add_special": True}, "add_special"),
         ("/detokenize", {"tokens": [211]}, "tokens"),
         ("/v1/sessions/a/save", {"prompt": ""}, "prompt"),
         ("/v1/sessions/a/save", {"prompt": "w1 " * 97}, "prompt"),

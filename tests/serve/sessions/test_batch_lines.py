@@ -37,6 +37,17 @@ def test_bodies_have_the_bytes_of_the_routes(quiet, http, tmp_path):
         assert json.loads(answer)["response"]["status_code"] == response.status_code == 200
 
 
+def test_a_refusal_names_a_field_as_the_line_does(quiet, http, tmp_path):
+    lines = [
+        line("/v1/completions", {"prompt": "w1", "n_predict": -5}),
+        line("/v1/responses", {"max_tokens": -5}, custom_id="two"),
+    ]
+    for each, answer in zip(lines, map(json.loads, answered(quiet, tmp_path, lines)), strict=True):
+        body = answer["response"]["body"]
+        assert body == http.post(each["url"], json=each["body"]).json()
+        assert body["error"]["param"] in ("n_predict", "max_tokens")
+
+
 def test_responses_have_the_bytes_of_their_route(quiet, http, tmp_path):
     body = {"input": "w1 w2", "instructions": "w3", "max_output_tokens": 4, "seed": 3, "unknown": 1}
     items = [

@@ -14,6 +14,8 @@ from tokenmill.serve.http.streams import to_line
 from tokenmill.settings.sampling_params import HTTP_FIELDS
 
 Json = dict[str, Any]
+Spelled = Mapping[str, str]
+"""Our names of fields → the names under which a body has them; see Body.spelled."""
 
 RETRY_AFTER_S = 1
 MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
@@ -139,6 +141,11 @@ def about(field: str) -> Iterator[None]:
         raise ApiError(400, message, field) from None
 
 
+LEADING = re.compile(r"\A\w+(?= = |: )")
+COMPOUND = re.compile(r"(?<![\w.'\"])[a-z]+(?:_[a-z]+)+\b(?!['\".])")
+NOT_SPELLED: Spelled = {}
+
+
 class Refusals:
     """The form in which a protocol says an error: as a response, and as the last event of a stream. This is OpenAI's,
     one object with the same four keys, whatever the status. NAMES: what a protocol calls fields that have other names
@@ -147,16 +154,23 @@ class Refusals:
 
     NAMES: ClassVar[dict[str, str]] = {}
 
-    def body(self, error: ApiError) -> Json:
-        """Return the object that a response, or an event of a stream, carries."""
+    def body(self, error: ApiError, spelled: Spelled = NOT_SPELLED) -> Json:
+        """Return the object that a response, or an event of a stream, carries. spelled: the names in the body."""
         kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-        param = error.param and self.NAMES.get(error.param, error.param[:MAX_MESSAGE])
-        return {"error": {"message": self.message(error), "type": kind, "param": param, "code": error.code}}
+        param = error.param and self.name(error.param[:MAX_MESSAGE], spelled)
+        return {"error": {"message": self.message(error, spelled), "type": kind, "param": param, "code": error.code}}
 
-    def message(self, error: ApiError) -> str:
-        """Return what is said of an error. A field with which it begins has the protocol's own name."""
-        name, sign, rest = error.message.partition(" = ")
-        message = f"{self.NAMES.get(name, name)}{sign}{rest}"
+    def name(self, field: str, spelled: Spelled) -> str:
+        """Return the name that the client gave a field; else the protocol's name of it."""
+        own = self.NAMES.get(field, field)
+        return own if own.partition(".")[0] in spelled.values() else spelled.get(field, own)
+
+    def message(self, error: ApiError, spelled: Spelled = NOT_SPELLED) -> str:
+        """Return what is said of an error. A field with which it begins has the client's own name, and so have fields
+        further on whose names are no words.
+        """
+        message = LEADING.sub(lambda found: self.name(found[0], spelled), error.message[: 2 * MAX_MESSAGE])
+        message = COMPOUND.sub(lambda found: self.name(found[0], spelled), message)
         return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
 
     def event(self, body: Json, begun: Json) -> bytes:
@@ -167,13 +181,13 @@ class Refusals:
         """Write the last event of a stream that has failed: after its first byte there is no status to say it with."""
         return self.event(self.body(api_error_of(error)), begun)
 
-    def respond(self, error: Exception) -> JSONResponse:
+    def respond(self, error: Exception, spelled: Spelled = NOT_SPELLED) -> JSONResponse:
         """Make the response of a request that is refused or has failed."""
         told = api_error_of(error)
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
         headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
         headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
-        return JSONResponse(self.body(told), told.status, headers)
+        return JSONResponse(self.body(told, spelled), told.status, headers)
 
 
 PLAIN = Refusals()

@@ -141,7 +141,7 @@ def _begun(body: LlamaFields, model: Model) -> Ask:
     options = LlamaOptions(
         body.n_indent, max(body.t_max_predict_ms, 0.0), body.timings_per_token, tuple(body.response_fields)
     )
-    ask = Ask(stream=body.stream, unknown=body.unknown, own=options, only_prompts=True, max_tokens_field="n_predict")
+    ask = Ask(stream=body.stream, unknown=body.unknown, own=options, only_prompts=True)
     ask.take(body)
     ask.wants_progress = body.return_progress
     ask.sampling["max_new_tokens"] = -1 if body.max_tokens is None else body.max_tokens

@@ -20,6 +20,7 @@ from tokenmill.serve.http.errors import CLIENT_CLOSED, ApiError
 from tokenmill.serve.loop.driver import Driver
 from tokenmill.serve.loop.limits import Admission
 from tokenmill.serve.protocols import Route
+from tokenmill.serve.request.fields import Body
 from tokenmill.serve.request.prompt import Model
 from tokenmill.serve.request.writer import system_fingerprint
 from tokenmill.serve.sessions.batch_worker import BatchWorker
@@ -149,4 +150,6 @@ async def read_body(request: Request, route: Route, form: type[Form]) -> Form:
     given = await read_json(request, route)
     if not isinstance(given, dict):
         raise ApiError(400, "the body: an object is needed")
+    if issubclass(form, Body):
+        request.state.spelled = form.spelled(given)
     return form.model_validate(given)

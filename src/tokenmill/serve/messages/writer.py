@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.http.errors import ApiError, Json, Refusals, TooLong
+from tokenmill.serve.http.errors import NOT_SPELLED, ApiError, Json, Refusals, Spelled, TooLong
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
@@ -41,9 +41,9 @@ class MessagesRefusals(Refusals):
         504: "timeout_error",
     }
 
-    def body(self, error: ApiError) -> Json:
+    def body(self, error: ApiError, spelled: Spelled = NOT_SPELLED) -> Json:
         kind = self.KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        message = self.message(error)
+        message = self.message(error, spelled)
         if isinstance(error, TooLong):
             message = f"prompt is too long: {error.num_tokens} tokens > {error.limit - 1} maximum"
         details = {"details": {"error_code": error.code}} if error.code in CODES else {}

@@ -142,6 +142,11 @@ def take_options(options: Mapping[str, Any], ask: Ask, num_positions: int) -> Js
     return found
 
 
+def spelled_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the field of each option that is a setting, and the option's place in the body."""
+    return {HTTP_FIELDS[NAMES[name]]: f"options.{name}" for name in NAMES if options.get(name) is not None}
+
+
 def _whole(name: str, value: Any) -> Any:
     """Return a number as its setting has it: JSON's 40.0 is 40, as it is to Ollama."""
     is_whole = isinstance(value, float) and value.is_integer() and TYPES[NAMES[name]] in (int, int | None)

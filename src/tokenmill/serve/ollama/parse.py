@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from tokenmill.serve.http.errors import ApiError, Json
-from tokenmill.serve.ollama.names import check_served, take_options, unloads
+from tokenmill.serve.ollama.names import check_served, spelled_options, take_options, unloads
 from tokenmill.serve.ollama.writer import Own, loaded
 from tokenmill.serve.request.ask import Ask, field_of
 from tokenmill.serve.request.constraints import Schema
@@ -47,6 +47,11 @@ class OllamaBody(Body):
     think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: NumTop | None = None
+
+    @classmethod
+    def spelled(cls, given: Mapping[str, Any]) -> dict[str, str]:
+        options = given.get("options")
+        return (spelled_options(options) if isinstance(options, dict) else {}) | super().spelled(given)
 
 
 class OllamaChatBody(OllamaBody):

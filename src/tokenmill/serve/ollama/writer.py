@@ -14,7 +14,7 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
-from tokenmill.serve.http.errors import ApiError, Json, Refusals
+from tokenmill.serve.http.errors import NOT_SPELLED, ApiError, Json, Refusals, Spelled
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.ollama.names import nanoseconds, now
@@ -36,8 +36,8 @@ STAYS = "the model stays loaded as long as the server runs"
 class OllamaRefusals(Refusals):
     """The form of errors of /api, as Ollama has it: one text, which is a line of its own in a stream."""
 
-    def body(self, error: ApiError) -> Json:
-        return {"error": self.message(error)}
+    def body(self, error: ApiError, spelled: Spelled = NOT_SPELLED) -> Json:
+        return {"error": self.message(error, spelled)}
 
     def event(self, body: Json, begun: Json) -> bytes:
         return to_line(body) + b"\n"

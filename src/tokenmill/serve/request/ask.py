@@ -32,11 +32,10 @@ class Ask:
     put. infill: in the place of both, a text that stands between two others; is_cut: something of these was left out.
     only_prompts: where no new token is asked for, the rows of the prompt in the cache are all that is wanted.
 
-    sampling: settings by their names in SamplingParams. constraint: see constraints.Constraint. max_tokens_field: the
-    field that has named the most new tokens. best_of: texts that are made of each prompt; the client gets the n
-    likeliest. echo: the client gets its prompt back. num_prompt_logprobs: likeliest tokens that are wanted at each
-    token of a prompt; shown_prompt_logprobs: how many of them a field of its own shows. tools, tool_choice,
-    parallel_calls: of a conversation, in OpenAI's form, which chat templates read, too.
+    sampling: settings by their names in SamplingParams. constraint: see constraints.Constraint. best_of: texts that are
+    made of each prompt; the client gets the n likeliest. echo: the client gets its prompt back. num_prompt_logprobs:
+    likeliest tokens that are wanted at each token of a prompt; shown_prompt_logprobs: how many of them a field of its
+    own shows. tools, tool_choice, parallel_calls: of a conversation, in OpenAI's form, which chat templates read, too.
 
     variables: of the chat template, which are named in a warning where it does not read them. hints: variables that it
     gets only if it reads them. effort, budget: of thinking; the budget is a limit where answers have marks of thinking.
@@ -58,7 +57,6 @@ class Ask:
     after: list[int] = field(default_factory=list)
     sampling: Json = field(default_factory=dict)
     constraint: Constraint = ("", {})
-    max_tokens_field: str = "max_tokens"
     best_of: int | None = None
     echo: bool = False
     num_prompt_logprobs: int | None = None
@@ -131,10 +129,7 @@ class Ask:
             self.variables = given.chat_template_kwargs or {}
             self.opens_answer, self.continues_last = given.add_generation_prompt, given.continue_final_message
             if given.max_completion_tokens is not None:
-                self.sampling["max_new_tokens"], self.max_tokens_field = (
-                    given.max_completion_tokens,
-                    "max_completion_tokens",
-                )
+                self.sampling["max_new_tokens"] = given.max_completion_tokens
 
     def take_fields(self, named: Mapping[str, Any], extra: Mapping[str, Any] | None, known: Collection[str]) -> None:
         """Take settings by their names over HTTP. named: the protocol's own fields. extra: other fields of a body: our

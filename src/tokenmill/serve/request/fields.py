@@ -56,6 +56,18 @@ class Body(Nullable):
 
     model: str | None = None
 
+    @classmethod
+    def spelled(cls, given: Mapping[str, Any]) -> dict[str, str]:
+        """Return our name of each field that is given, and all other names of it, with the name that counts in the
+        body. Refusals say it.
+        """
+        found = {name: name for name, value in given.items() if value is not None}
+        for field, told in cls.model_fields.items():
+            names = names_of(field, told)
+            sent = next((name for name in names if name in found), None)
+            found |= dict.fromkeys((field, *names), sent) if sent is not None else {}
+        return found
+
     @property
     def unknown(self) -> list[str]:
         """Return the names of fields that no endpoint of this kind has; a field in a field is named after a dot."""
@@ -68,7 +80,7 @@ class Body(Nullable):
             if name in given and given[name] not in nothing:
                 why = f": {NEEDS[name]}" if name in NEEDS else ""
                 raise ApiError(400, f"{name} is not supported{why}", name, "unsupported_parameter")
-        fields = {alias: name for name, field in type(self).model_fields.items() for alias in _names(name, field)}
+        fields = {alias: name for name, field in type(self).model_fields.items() for alias in names_of(name, field)}
         for name in given:
             if name in fields:
                 raise ApiError(400, f"{name} means the same as {fields[name]}: give one of the two", name)
@@ -97,7 +109,8 @@ def check_model(name: str | None, served: str, adapters: Collection[str] = ()) -
     raise ApiError(404, f"the model {name!r} is not served here; there is {there}{hint}", "model", "model_not_found")
 
 
-def _names(name: str, field: FieldInfo) -> list[str]:
+def names_of(name: str, field: FieldInfo) -> list[str]:
+    """Return all names of a field, the one that counts first."""
     choices = field.validation_alias
     return [str(each) for each in choices.choices] if isinstance(choices, AliasChoices) else [name]
 
@@ -157,6 +170,11 @@ class ConversationSettings(Settings):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+
+    @classmethod
+    def spelled(cls, given: Mapping[str, Any]) -> dict[str, str]:
+        found: dict[str, str] = super().spelled(given)
+        return found | ({"max_tokens": newer} if (newer := found.get("max_completion_tokens")) else {})
 
 
 def unknown_in(messages: list[dict[str, Any]] | None) -> list[str]:

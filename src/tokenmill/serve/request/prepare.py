@@ -147,8 +147,8 @@ def _settings(core: Core, ask: Ask, answer: Answer) -> tuple[dict[str, Any], str
     if (best_of or 1) > 1 and ask.stream:
         raise ApiError(400, "best_of is not possible in a stream: the best is known at the end", "best_of")
     if max_tokens is not None and max_tokens < 1 and max_tokens != -1:
-        name = ask.max_tokens_field
-        raise ApiError(400, f"{name} = {max_tokens} is not allowed: at least 1, or -1 for as many as fit", name)
+        message = f"max_tokens = {max_tokens} is not allowed: at least 1, or -1 for as many as fit"
+        raise ApiError(400, message, "max_tokens")
     constrained, settled = ask.constraint if answer.constraint is None else answer.constraint
     own = {name: value for name, value in ask.sampling.items() if value is not None}
     if own.get("seed") == -1:  # any, also where the server has one

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, ClassVar
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.http.errors import ApiError, Json, Refusals
+from tokenmill.serve.http.errors import NOT_SPELLED, ApiError, Json, Refusals, Spelled
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.request.ask import Ask
@@ -42,8 +42,8 @@ class ResponsesRefusals(Refusals):
         "response_format": "text.format",
     }
 
-    def body(self, error: ApiError) -> Json:
-        return {"error": super().body(error)["error"] | self._told(error)}
+    def body(self, error: ApiError, spelled: Spelled = NOT_SPELLED) -> Json:
+        return {"error": super().body(error, spelled)["error"] | self._told(error, spelled)}
 
     def event(self, body: Json, begun: Json) -> bytes:
         begun = dict(begun)
@@ -54,8 +54,8 @@ class ResponsesRefusals(Refusals):
         event = {"type": "response.failed", "sequence_number": number, "response": failed}
         return b"event: response.failed\ndata: " + to_line(event) + b"\n\n"
 
-    def _told(self, error: ApiError) -> Json:
-        message = self.message(error)
+    def _told(self, error: ApiError, spelled: Spelled) -> Json:
+        message = self.message(error, spelled)
         if error.status == 429:
             message = f"{message.rstrip('.')}. Please try again in {error.retry_after_s}s."
             return {"code": "rate_limit_exceeded", "message": message}

@@ -15,10 +15,11 @@ from tokenmill.batches.task import Key, RowWork, Task
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.serve.http.errors import ApiError, api_error_of
+from tokenmill.serve.http.errors import NOT_SPELLED, ApiError, api_error_of
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.protocols import BATCHED, Route, refusals_at
 from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.fields import Body
 from tokenmill.serve.request.prepare import prepare
 from tokenmill.serve.request.prompt import Model
 from tokenmill.serve.request.writer import system_fingerprint, with_adapter
@@ -140,8 +141,13 @@ class BatchLines(Task):
             return {"response": None, "error": {"code": error.code, "message": str(error)}}
         if not isinstance(error, TokenmillError | ValidationError | ApiError):
             raise error
-        told, url = api_error_of(error), "" if row.values is None else str(row.values.get("url"))
-        return self._response(key, told.status, refusals_at(url).body(told))
+        values = row.values or {}
+        told, url, body = api_error_of(error), str(values.get("url")), values.get("body")
+        form = BATCHED[url].body if url in BATCHED else None
+        spelled = NOT_SPELLED
+        if form is not None and issubclass(form, Body) and isinstance(body, dict):
+            spelled = form.spelled(body)
+        return self._response(key, told.status, refusals_at(url).body(told, spelled))
 
     def output(self, row: TableRow, key: Key, answer: Any) -> Json:
         custom_id = None if row.values is None else row.values.get("custom_id")

@@ -25,7 +25,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.serve.http.access import recorded
 from tokenmill.serve.http.address import is_loopback
 from tokenmill.serve.http.draining import GRACE_S, DrainingServer
-from tokenmill.serve.http.errors import ApiError, EngineDied
+from tokenmill.serve.http.errors import NOT_SPELLED, ApiError, EngineDied
 from tokenmill.serve.http.guard import Guard
 from tokenmill.serve.loop.answer import generate
 from tokenmill.serve.loop.driver import Driver
@@ -102,7 +102,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         error = HTTPException(405, headers={"Allow": ", ".join(sorted(route.method for route in at))})
     elif not at and protocol.absent:
         error = ApiError(404, protocol.absent)
-    return protocol.refusals.respond(error)
+    return protocol.refusals.respond(error, getattr(request.state, "spelled", NOT_SPELLED))
 
 
 def use_engine(engine: Engine) -> None:
