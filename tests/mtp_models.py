@@ -28,6 +28,12 @@ def attending(name):
     return max(at for at, layer in enumerate(layers) if hasattr(layer, "self_attn"))
 
 
+def later(begin, number):
+    """How the names of a later layer begin."""
+    words = begin.split(".")
+    return ".".join(str(int(word) + number) if word.isdigit() else word for word in words)
+
+
 @cache
 def layer_of(name):
     """The layer: one like the model's last that attends, with other weights; its matrix and its norms."""
@@ -67,8 +73,10 @@ def one_by_one(name, tensors):
     return found
 
 
-def save_with_mtp(name, folder):
-    """The model's directory with such a layer, as its makers publish it."""
+def save_with_mtp(name, folder, num_layers=1):
+    """The model's directory with such a layer, as its makers publish it. num_layers: with so many, of which all but the
+    first have other weights.
+    """
     path = save(name, folder)
     file, (begin, others) = path / "model.safetensors", names_of(name)
     tensors = load_file(file)
@@ -76,11 +84,15 @@ def save_with_mtp(name, folder):
         layer, fc, norms = layer_of(name)
         more = {begin + label: tensor for label, tensor in one_by_one(name, layer.state_dict()).items()}
         more |= {f"{label}.weight": each.weight for label, each in zip(others, (fc, *norms), strict=True)}
+        for number in range(1, num_layers):
+            own = {label: each for label, each in more.items() if label.startswith(begin)}
+            more |= {later(begin, number) + label.removeprefix(begin): -each for label, each in own.items()}
         save_file(
             {**tensors, **{label: each.detach().contiguous() for label, each in more.items()}}, file, {"format": "pt"}
         )
         config = json.loads((path / "config.json").read_text())
-        config |= {} if name.startswith("qwen3") else {"num_nextn_predict_layers": 1}
+        key = "num_nextn_predict_layers" if begin != BESIDE[0] else "mtp_num_hidden_layers"
+        config |= {} if key.startswith("mtp") and num_layers == 1 else {key: num_layers}
         (path / "config.json").write_text(json.dumps(config))
     return path
 

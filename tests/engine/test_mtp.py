@@ -102,6 +102,30 @@ def rows_read(engine):
     return found
 
 
+@pytest.mark.parametrize("name", [NAME, "glm4_moe", "deepseek_v3"])
+def test_of_several_layers_the_first_drafts(name, tmp_path, caplog):
+    """It was trained to read what the model's head reads. transformers leaves all of them out."""
+    caplog.set_level("INFO")
+    engine = load(save_with_mtp(name, tmp_path, num_layers=3), program="eager", **DRAFTING)
+    assert "of 3 layers that predict further tokens the first drafts alone" in caplog.text
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
+    check(name, made, drafts)
+
+
+def test_layers_that_no_number_tells_are_refused(tmp_path):
+    path = save_with_mtp("glm4_moe", tmp_path, num_layers=3)
+    for number, match in (
+        (2, r"unexpected: .*model\.layers\.\d"),
+        (-1, "num_nextn_predict_layers"),
+        (2**40, "a whole number from 0 to 2048"),
+    ):
+        config = json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": number}
+        (path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match=match):
+            load(path, program="eager", **SETTINGS)
+
+
 SHARED = {
     "a second turn": lambda turn: [*turn, *prompt(7, seed=1)],
     "another end within a block": lambda turn: [*turn[:18], *prompt(9, seed=2)],
@@ -486,7 +510,7 @@ def test_a_gguf_file_is_written_without_the_layer(tmp_path, caplog, monkeypatch)
     out = tmp_path / "x.gguf"
     quantize(open_checkpoint(save_with_mtp(name, tmp_path)), out, Silent(), "none", head="none", export="gguf")
     assert "its layer that predicts further tokens is left out" in caplog.text
-    assert not read_config(open_checkpoint(out).config).has_mtp
+    assert not read_config(open_checkpoint(out).config).num_mtp
 
 
 @pytest.mark.parametrize("scheme", ["q8", None])

@@ -211,7 +211,7 @@ def refuse_rows(target: LoadedModel) -> str:
 
 def refuse_mtp(checkpoint: Checkpoint, target: LoadedModel) -> str:
     """Say what would be allowed in the place of the model's own layer as a draft model; empty where it is."""
-    if not target.model_config.has_mtp or (isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy):
+    if not target.model_config.num_mtp or (isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy):
         return "a model whose files, which are not packed, have a layer that predicts further tokens (MTP)"
     return refuse_rows(target)
 
@@ -234,6 +234,8 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel, apart: Path | None = N
     if found != wanted:
         theirs, ours = (f"{family}, {width} numbers in a row, {size} tokens" for family, width, size in (found, wanted))
         raise ConfigError("draft_model", str(config.draft_model), f"a layer of this model ({ours}), not of {theirs}")
+    if whole.num_mtp > 1:
+        log.info("of %d layers that predict further tokens the first drafts alone", whole.num_mtp)
     needed, available = mtp_bytes(resolved), free_bytes(config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
@@ -278,7 +280,7 @@ def planned_mtp(path: Path, target: ResolvedModel) -> int:
     if not drafts or target.program_name not in PROGRAMS:
         return 0
     try:
-        if not read_config(open_checkpoint(path).config).has_mtp:
+        if not read_config(open_checkpoint(path).config).num_mtp:
             return 0
         return mtp_bytes(resolve_checkpoint(open_checkpoint(path, part=MTP), mtp_settings(target)))
     except (CheckpointError, ConfigError):

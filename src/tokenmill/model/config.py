@@ -66,18 +66,18 @@ class ModelConfig:
     half of each layer; empty where the fields below say it. value_norm: values are normed, without a weight.
     value_is_key: whether the values of a layer are its keys before norm and rope; empty for none. kv_sources: the layer
     whose rows a layer reads, None for its own; or empty. layer_scalar: the output of a layer is multiplied by its own
-    number. per_layer: what each layer has of each token beside its input, if anything; see per_layer.py. has_mtp,
-    has_head: the files have a layer that predicts further tokens, and a head. mtp_layer: the number in its model of the
-    only layer, if that is such a layer; given_width: of the rows that an assistant is given. windows: past tokens that
-    a query sees, itself included, None for all; for each layer, or one for all layers. both_ways: it sees as many later
-    ones too, as in an encoder. distance_bias: see distance_bias.py. positions: "rope" or "learned"; the row of the
-    first position is first_position, in a table that has so many rows more. num_types: rows of a table of token types;
-    a token of type t has the id t * vocab_size + id. 0 without. ropes: per layer, where they differ; then `rope` tells
-    the context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP,
-    in all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
-    layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm: whether
-    the first layer has the norm before attention. embedding_norm: "plain": embeddings are normed without a weight,
-    before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
+    number. per_layer: what each layer has of each token beside its input, if anything; see per_layer.py. num_mtp:
+    layers in the files that predict further tokens. has_head: they have a head. mtp_layer: the number in its model of
+    the only layer, if that is such a layer; given_width: of the rows that an assistant is given. windows: past tokens
+    that a query sees, itself included, None for all; for each layer, or one for all layers. both_ways: it sees as many
+    later ones too, as in an encoder. distance_bias: see distance_bias.py. positions: "rope" or "learned"; the row of
+    the first position is first_position, in a table that has so many rows more. num_types: rows of a table of token
+    types; a token of type t has the id t * vocab_size + id. 0 without. ropes: per layer, where they differ; then `rope`
+    tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the
+    MLP, in all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not
+    before. layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm:
+    whether the first layer has the norm before attention. embedding_norm: "plain": embeddings are normed without a
+    weight, before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
     attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel" where
     attention and MLP read the same input (GPT-NeoX), or "normed" where norms take the sums of what a half reads and
     writes, and the last layer's second one is the last norm (BERT). shared_norm: they read it through one norm.
@@ -152,7 +152,7 @@ class ModelConfig:
     kv_sources: tuple[int | None, ...] = ()
     layer_scalar: bool = False
     per_layer: Any = None
-    has_mtp: bool = False
+    num_mtp: int = 0
     has_head: bool = True
     mtp_layer: int | None = None
     given_width: int = 0

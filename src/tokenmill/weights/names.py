@@ -202,7 +202,8 @@ def is_further(family: Family, config: ModelConfig, name: str) -> bool:
     if config.mtp_layer is not None:
         own = _names_of_layer(tuple(family.names), config.mtp_layer)
         return own.fullmatch(_STACK_OF.sub("", name)) is None
-    return name.startswith(tuple(begin.replace("{n}", str(config.num_layers)) for begin in family.further))
+    numbers = range(config.num_layers, config.num_layers + max(config.num_mtp, 1))
+    return name.startswith(tuple(begin.replace("{n}", str(each)) for begin in family.further for each in numbers))
 
 
 def is_unread(family: Family, config: ModelConfig, name: str) -> bool:

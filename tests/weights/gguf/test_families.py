@@ -185,14 +185,19 @@ def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
         quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
 
 
-def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(folder):
+@pytest.mark.parametrize("count", [1, 3])
+def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(count, folder):
     """llama.cpp counts them among the layers, and a key says how many they are. tests/engine/test_mtp.py reads them."""
     _, file = written("glm4_moe", folder)
-    more = {"blk.3.nextn.eh_proj.weight": torch.zeros(48, 96), "blk.3.attn_q.weight": torch.zeros(72, 48)}
-    keys = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    shapes = {"nextn.eh_proj": (48, 96), "attn_q": (72, 48)}
+    more = {
+        f"blk.{at}.{part}.weight": torch.zeros(shape) for at in range(3, 3 + count) for part, shape in shapes.items()
+    }
+    keys = {"glm4moe.block_count": 3 + count, "glm4moe.nextn_predict_layers": count}
     again = with_tensors(file, folder / "further.gguf", more, keys)
     read = open_checkpoint(again)
-    assert read_config(read.config) == replace(read_config(open_checkpoint(file).config), has_mtp=True)
+    without = read_config(open_checkpoint(file).config)
+    assert read_config(read.config) == replace(without, num_mtp=count)
     assert dict(read.shapes) == dict(open_checkpoint(file).shapes)
     assert match_tensors(read, read_config(read.config)).keys() == read.shapes.keys()
 

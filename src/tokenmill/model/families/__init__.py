@@ -18,9 +18,17 @@ from functools import partial
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families.in_gguf import InGGUF, as_stored
-from tokenmill.model.families.mtp import MTP, MTP_STORED, MtpNames, mtp_fields, mtp_names, mtp_names_in_gguf
+from tokenmill.model.families.mtp import (
+    MTP,
+    MTP_STORED,
+    NUM_MTP,
+    MtpNames,
+    mtp_fields,
+    mtp_names,
+    mtp_names_in_gguf,
+)
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
@@ -269,9 +277,10 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     if "rope" not in fields:
         fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
     has_mtp, has_head = reader.take(MTP_STORED, False) is True, reader.take(HEADLESS, False) is not True
+    num_mtp = (reader.count(NUM_MTP, 1, minimum=0, maximum=MAX_LAYERS) or 1) if has_mtp else 0
     reader.refuse_unread(key for key in config if key not in family.harmless and not is_harmless(key, config))
     fields |= {
-        "has_mtp": has_mtp,
+        "num_mtp": num_mtp,
         "has_head": has_head and fields.get("has_head", True),
         "codes": bool(codes),
         "code_bits": bits,

@@ -11,7 +11,9 @@ from typing import Any
 MTP = "+mtp"
 """Ends the `model_type` of such a layer."""
 MTP_STORED = "mtp_as_stored"
-"""A key of our own in config.json: see ModelConfig.has_mtp."""
+"""A key of our own in config.json: it is True where the files have such a layer."""
+NUM_MTP = "num_nextn_predict_layers"
+"""The key of config.json for the number of such layers, of which the first drafts."""
 NEXTN = ".nextn.eh_proj.weight"  # ends the name of the matrix of such a layer in a GGUF file
 _OF_LAYERS = (
     *("windows", "ropes", "layer_kv_heads", "layer_head_dims", "value_is_key", "kv_sources"),

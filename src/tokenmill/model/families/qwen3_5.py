@@ -25,7 +25,7 @@ from tokenmill.model.families.in_gguf import (
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.mixers_of import mixer_of
-from tokenmill.model.families.mtp import BESIDE_MODEL
+from tokenmill.model.families.mtp import BESIDE_MODEL, NUM_MTP
 from tokenmill.model.families.qwen_moe import mixture, mlp_names
 from tokenmill.model.mixers.delta_net import DeltaNetBlock, delta_net
 
@@ -228,10 +228,12 @@ _MOE = {
 }
 _EXPECTED = {"attn_output_gate": True, "mlp_only_layers": [], "mamba_ssm_dtype": "float32"}
 _HARMLESS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+_KEYS = {NUM_MTP: "mtp_num_hidden_layers"}
 QWEN3_5_TEXT = Family(
     _NAMES,
     _mixed,
     defaults={**sizes(248320, 4096, 12288, 32, 16, 4, head_dim=256, context=32768), **_DELTA},
+    keys=_KEYS,
     expected=_EXPECTED,
     harmless=_HARMLESS,
     further=("mtp.",),
@@ -242,6 +244,7 @@ QWEN3_5_MOE_TEXT = Family(
     {**_NAMES, **_ROUTED, **_PER_EXPERT},
     _qwen3_5_moe,
     defaults={**sizes(248320, 2048, None, 40, 16, 2, head_dim=256, context=32768), **_DELTA, **_MOE},
+    keys=_KEYS,
     expected=_EXPECTED,
     harmless=_HARMLESS,
     further=("mtp.",),

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import architectures, gguf_facts
+from tokenmill.model.families import architectures, find_family, gguf_facts
 from tokenmill.model.families.in_gguf import GGUFKeys, Warn
-from tokenmill.model.families.mtp import has_mtp_alone
+from tokenmill.model.families.mtp import NUM_MTP, has_mtp_alone
 from tokenmill.model.families.refused import features_of_keys, why_not
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
@@ -157,10 +157,12 @@ def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
     claimed, layers = keys.count("block_count"), {n.split(".")[1] for n in keys.tensors if n.startswith("blk.")}
     if claimed != len(layers) and not has_mtp_alone(keys.tensors):
         raise CheckpointError(f"{keys.where}: block_count is {claimed}, but there are tensors of {len(layers)} layers")
+    further = keys.values.get(keys.name("nextn_predict_layers"), 1) if facts.further else 1
     end_ids = end_token_ids(keys.values)
     pad_id = keys.values.get("tokenizer.ggml.padding_token_id")
     types = {i.type for name, i in header.tensors.items() if len(i.shape) > 1 and not name.endswith(_ALWAYS_F32)}
-    return {
+    own = find_family({"model_type": keys.family}).keys.get(NUM_MTP, NUM_MTP)
+    return ({own: further} if further != 1 else {}) | {
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in keys.tensors,
         "bos_token_id": keys.values.get("tokenizer.ggml.bos_token_id"),

@@ -112,9 +112,9 @@ class GGUFExport(Export):
         for is_met, told in (NEEDS[need] for need in gguf_facts(model.family).needs):
             if not is_met(model):
                 raise ConfigError("model", model.family, f"for a GGUF file, one {told}, which llama.cpp requires")
-        written = replace(model, has_mtp=False)
+        written = replace(model, num_mtp=0)
         check_read_back(plan.checkpoint.path, written, metadata_of(model), [source.info for source in _sources(plan)])
-        if model.has_mtp:
+        if model.num_mtp:
             log.warning("%s: its layer that predicts further tokens is left out of the file", plan.checkpoint.path)
 
     def num_bytes(self, plan: ExportPlan, name: str) -> int:
