@@ -21,6 +21,7 @@ import torch
 import transformers
 from benchmarks.gguf_families import CONVERT, DECODE, answer_of, save_tokenizer
 from tests import gguf_files
+from tests.jina_bert import JinaBert
 
 from tokenmill.engine.load import load
 from tokenmill.errors import TokenmillError
@@ -35,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "nomic_bert": {},
     "modernbert": {**_NONE, "local_attention": 16, "num_hidden_layers": 7, "max_position_embeddings": 128},
     "eurobert": {**_NONE, "num_key_value_heads": 2},
+    "jina_bert": {"num_attention_heads": 6, "hidden_size": 96},
     "gemma3_text": {**_NONE, **_GEMMA, "sliding_window": 16, "num_hidden_layers": 7},
 }
 SIZES = {
@@ -89,7 +91,11 @@ PUBLISHED_NOMIC = {
 def made(name: str, folder: Path) -> tuple[Path, Any]:
     """The directory of a model, with a tokenizer of bytes, and the model in transformers."""
     torch.manual_seed(len(name))
-    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **{**SIZES, **MODELS[name]}))
+    sizes = {**SIZES, **MODELS[name]}
+    if name == "jina_bert":
+        model: Any = JinaBert(transformers.BertConfig(**sizes))
+    else:
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **sizes))
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.25).add_(0.5 * (weight.ndim == 1))

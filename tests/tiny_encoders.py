@@ -1,12 +1,13 @@
 """Tiny random encoders of each family, as transformers saves them."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from tests.jina_bert import JinaBert
 from tests.tiny_models import VOCABULARY
 
 _SIZES = {
@@ -24,6 +25,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "camembert": {"pad_token_id": 1},
     "mpnet": {},
+    "jina_bert": {},
     "distilbert": {**_SHORT, "activation": "gelu"},
     "modernbert": {"local_attention": 10, "norm_bias": True, "num_hidden_layers": 4},
     "nomic_bert": {},
@@ -42,9 +44,10 @@ def encoder(name: str, **departures: Any) -> Any:
     if name == "gemma3_text":
         more = {**more, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     sizes = {key: value for key, value in _SIZES.items() if name != "distilbert" or key[:5] in ("vocab", "max_p")}
-    config = transformers.AutoConfig.for_model(name, **{**sizes, **more, **ENCODERS[name], **departures})
+    config_of = transformers.BertConfig if name == "jina_bert" else partial(transformers.AutoConfig.for_model, name)
+    config = config_of(**{**sizes, **more, **ENCODERS[name], **departures})
     torch.manual_seed(len(name))
-    model = transformers.AutoModel.from_config(config).eval()
+    model = (JinaBert(config) if name == "jina_bert" else transformers.AutoModel.from_config(config)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.25).add_(0.5 * (weight.ndim == 1))

@@ -377,6 +377,7 @@ ENCODERS: Names = {
     "camembert": Entry("CamemBERT", "tokenmill.model.families.bert:CAMEMBERT"),
     "distilbert": Entry("DistilBERT", "tokenmill.model.families.bert:DISTILBERT"),
     "mpnet": Entry("MPNet: all-mpnet-base, multi-qa-mpnet-base", "tokenmill.model.families.mpnet:MPNET"),
+    "jina_bert": Entry("jina-embeddings-v2, jina-reranker-v1", "tokenmill.model.families.jina_bert:JINA_BERT"),
     "modernbert": Entry("ModernBERT: gte-modernbert, granite-embedding",
         "tokenmill.model.families.modernbert:MODERNBERT"),
     "nomic_bert": Entry("Nomic Embed v1 and v1.5", "tokenmill.model.families.modernbert:NOMIC_BERT"),

@@ -7,7 +7,9 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors
+from transformers.models.bert.modeling_bert import BertPooler
 
 from tests.empty import check_empty
 from tests.marks import needs_native
@@ -85,6 +87,27 @@ def test_scores_are_those_of_transformers(name, program, classifier):
     assert (found - wanted).abs().max() < 1e-3 * (wanted.max() - wanted.min())
     assert torch.equal(torch.cat([engine.rerank(QUERY, [each]) for each in DOCUMENTS]), found) or program == "eager"
     check_empty(engine.core)
+
+
+def test_a_reranker_of_jinas(tmp_path):
+    """jina-reranker-v1: a pooler and a matrix, as BERT has them."""
+    path, model = save_encoder("jina_bert", tmp_path), encoder("jina_bert")
+    torch.manual_seed(8)
+    pooler, labels = BertPooler(model.config), torch.nn.Linear(48, 1)
+    tensors = load_file(path / "model.safetensors")
+    tensors |= {f"pooler.{name}": each.detach() for name, each in pooler.named_parameters()}
+    tensors = {f"bert.{name}": each for name, each in tensors.items()}
+    tensors |= {f"classifier.{name}": each.detach() for name, each in labels.named_parameters()}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (path / "config.json").write_text(json.dumps(config))
+    words = save_tokenizer(path, "[CLS] $A [SEP] $B [SEP]")
+    with torch.no_grad():
+        ids = [torch.tensor([words.encode(QUERY, each).ids]) for each in DOCUMENTS]
+        wanted = torch.cat([labels(pooler(model(each).last_hidden_state))[0].sigmoid() for each in ids])
+    found = load(path, dtype="float32", scheme="dense", max_length=64).rerank(QUERY, DOCUMENTS)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

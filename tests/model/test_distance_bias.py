@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.functional import normalize
+from transformers import BertConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
+from tests.jina_bert import PUBLISHED, JinaBert
 from tests.marks import needs_native, skip_unless_it_runs
 from tests.tiny_encoders import encoder, save_encoder
-from tests.tiny_models import prompt
+from tests.tiny_models import VOCABULARY, prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError
 from tokenmill.kernels import native_library
+from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import describe
 from tokenmill.model.distance_bias import DistanceBias
 from tokenmill.model.distance_bias_module import bias_table
@@ -74,6 +77,57 @@ def test_a_long_text_has_the_same_bits_alone_in_a_batch_and_with_more_room(build
         assert torch.equal(torch.cat([engine.embed([text], pooling="mean") for text in TEXTS]), whole), how
     exact = load(path, dtype="float32", program="eager").embed(TEXTS, pooling="mean")
     assert torch.cosine_similarity(whole, exact).min() > (0.999 if dtype == "bfloat16" else 0.999999)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("kind", ["geglu", "reglu"])
+def test_alibi_of_long_texts(kind, program, tmp_path):
+    """llama.cpp has the same rows (cosine 0.9999997): benchmarks/gguf_encoders.py."""
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        max_position_embeddings=400,
+    )
+    torch.manual_seed(7)
+    model = JinaBert(config, kind).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.25).add_(0.5 * (weight.ndim == 1))
+        rows = [model(torch.tensor([text])).last_hidden_state[0].double().mean(0).float() for text in TEXTS]
+    model.save_pretrained(tmp_path / "x")
+    engine = load(tmp_path / "x", dtype="float32", scheme="dense", program=program)
+    assert engine.model_config.family == "jina_bert"
+    torch.testing.assert_close(engine.embed(TEXTS, pooling="mean"), normalize(torch.stack(rows)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"feed_forward_type": "original"}, "feed_forward_type"),
+        ({"hidden_act": "silu"}, "hidden_act"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"use_qk_norm": True}, "use_qk_norm"),
+        ({"position_embedding_type": "absolute"}, "feed_forward_type"),
+    ],
+)
+def test_another_jina_is_refused_by_the_key(change, message):
+    with pytest.raises(CheckpointError, match=message):
+        read_config({**PUBLISHED, **change})
+    with pytest.raises(CheckpointError, match="feed_forward_type"):
+        read_config({key: value for key, value in PUBLISHED.items() if key != "feed_forward_type"})
+
+
+def test_the_published_config_of_jina():
+    """33 million parameters of the small one and 137 of the base, as their cards say, with a pooler."""
+    base = read_config({**PUBLISHED, "vocab_size": 30528})
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
+    small = read_config({**PUBLISHED, **sizes, "vocab_size": 30528})
+    found = [sum(count_parameters(each).values()) + each.hidden_size * (each.hidden_size + 1) for each in (small, base)]
+    assert [round(number, -6) for number in found] == [33_000_000, 137_000_000]
+    assert (base.positions, base.rope, base.max_position_embeddings, base.num_types) == ("rope", None, 8192, 2)
 
 
 @pytest.mark.parametrize("number", [16, 64])

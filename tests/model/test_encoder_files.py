@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.gguf_files import vocabulary, with_tensors
 from tests.marks import needs_native
@@ -42,6 +43,7 @@ def written(path, target, scheme):
 
 # Of the same source, conversion/bert.py and conversion/gemma.py, by reading.
 WRITTEN = {
+    "jina_bert": ("jina-bert-v2", {}, {"attention.layer_norm_epsilon", "attention.causal"}),
     "nomic_bert": ("nomic-bert", {}, {"rope.freq_base", "attention.layer_norm_epsilon"}),
     "modernbert": (
         "modern-bert",
@@ -55,7 +57,7 @@ WRITTEN = {
 
 @needs_native
 @pytest.mark.parametrize("name", WRITTEN)
-def test_encoders_with_rotary_positions(name, tmp_path):
+def test_encoders_beside_bert(name, tmp_path):
     """llama.cpp reads these files with the rows of transformers: benchmarks/gguf_encoders.py."""
     arch, more, keys = WRITTEN[name]
     path = save_encoder(name, tmp_path, **more)
@@ -67,6 +69,43 @@ def test_encoders_with_rotary_positions(name, tmp_path):
     for pooling in ("mean", "cls", "last"):
         found = engine.embed(TEXTS, pooling=pooling), wanted.embed(TEXTS, pooling=pooling)
         assert torch.cosine_similarity(*found).min() > 0.99999
+
+
+@needs_native
+def test_gates_of_jinas_older_files(tmp_path):
+    """Of 2024 and before, in which llama.cpp's converter wrote them apart."""
+    path = save_encoder("jina_bert", tmp_path)
+    file = written(path, tmp_path / "x.gguf", "none")
+    tensors = load_file(path / "model.safetensors")
+    apart = {}
+    for layer in range(3):
+        gates, others = tensors[f"encoder.layer.{layer}.mlp.gated_layers.weight"].chunk(2)
+        apart |= {f"blk.{layer}.ffn_gate.weight": gates, f"blk.{layer}.ffn_up.weight": others}
+    kept = file
+    for layer in range(3):
+        kept = with_tensors(kept, tmp_path / f"{layer}.gguf", {}, {}, without=f"blk.{layer}.ffn_up")
+    older = with_tensors(kept, tmp_path / "y.gguf", apart, {})
+    found, wanted = (load(each, dtype="float32", max_length=64).embed(TEXTS, pooling="mean") for each in (older, file))
+    assert torch.cosine_similarity(found, wanted).min() > 0.99999
+
+
+def test_what_llama_cpp_computes_otherwise_of_jinas_is_refused(tmp_path):
+    path = save_encoder("jina_bert", tmp_path)
+    file = written(path, tmp_path / "x.gguf", "none")
+    header = read_header(file)
+    header.metadata["jina-bert-v2.attention.max_alibi_bias"] = 4.0
+    with pytest.raises(CheckpointError, match="max_alibi_bias"):
+        read_gguf_config(path, header)
+    head = {
+        "cls.weight": torch.randn(1, 48),
+        "cls.bias": torch.randn(1),
+    }  # jina-reranker-v1's, after a matrix that is not there
+    with pytest.raises(CheckpointError, match="leaves out the pooler"):
+        classifier_of(with_tensors(file, tmp_path / "y.gguf", head, {"jina-bert-v2.pooling_type": 4}))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "feed_forward_type": "reglu"}))
+    with pytest.raises(ConfigError, match="activation"):
+        written(path, tmp_path / "z.gguf", "none")
 
 
 def test_windows_of_modernbert(tmp_path):
@@ -216,7 +255,8 @@ def test_what_llama_cpp_does_not_read_is_not_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arch", "wanted"), [("modern-bert", [1, 65, 66, 2, 67, 2]), ("bert", [1, 65, 66, 2, 2, 67, 2])]
+    ("arch", "wanted"),
+    [("modern-bert", [1, 65, 66, 2, 67, 2]), *((name, [1, 65, 66, 2, 2, 67, 2]) for name in ("bert", "jina-bert-v2"))],
 )
 def test_pairs_of_texts_with_a_vocabulary_like_gpt_2s(arch, wanted):
     """One mark between two texts for ModernBERT, two for RoBERTa, as their own tokenizers put them."""

@@ -73,7 +73,8 @@ _WITHOUT_EFFECT = (
     *("ggml.normalizer.strip_accents", "huggingface.json", "rwkv.world"),
 )
 _PAIRS = {"bert": "bos $A eos $B:1 eos:1", "t5": "bos $A eos eos $B eos"}  # of BERT, and of XLM-RoBERTa
-_PAIRS_OF = {"modern-bert": "bos $A eos $B eos", "bert": "bos $A eos eos $B eos"}
+_OF_ROBERTA = "bos $A eos eos $B eos"
+_PAIRS_OF = {"modern-bert": "bos $A eos $B eos", "bert": _OF_ROBERTA, "jina-bert-v2": _OF_ROBERTA}
 """The pairs of encoders whose vocabulary is GPT-2's, by architecture: RoBERTa's files are BERT's."""
 _PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 

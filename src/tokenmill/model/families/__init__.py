@@ -169,12 +169,18 @@ class Family:
     norms_in_embedding: bool = False
 
 
+def _named(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give a config the name of its family, where its own is the one of another: jina's code takes BERT's."""
+    is_jina = config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi"
+    return {**config, "model_type": "jina_bert"} if is_jina else config
+
+
 def find_family(config: Mapping[str, Any]) -> Family:
     """Find the family that `model_type` names; CheckpointError that says why another family is not implemented.
 
     A name that ends in MTP stands for the layer of such a model that predicts further tokens, or for an assistant.
     """
-    name = config.get("model_type")
+    name = _named(config).get("model_type")
     if isinstance(name, str) and name.endswith(MTP):
         whole = name.removesuffix(MTP)
         assistant: Family | None = lookup(ASSISTANTS, whole, "model_type") if whole in ASSISTANTS else None
@@ -224,11 +230,12 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
     facts = gguf_facts(name)
     further = ("blk.{n}.",) if facts.further else ()
     family = find_family({"model_type": name})
-    ends = {pattern: pattern.partition("}")[2].partition("[")[0] for pattern in facts.older}
-    there = [pattern for pattern, end in ends.items() if any(each.partition("[")[0].endswith(end) for each in stored)]
-    older = {pattern: facts.older[pattern] for pattern in there}
+    ends = (pattern.partition("}")[2].partition("[")[0] for pattern in facts.older)
+    there = (any(each.partition("[")[0].endswith(end) for each in stored) for end in ends)
+    older = facts.older if all(there) else {}
     filled = {re.split("[: ]", goal)[0] for goal in older.values()}
-    names = {pattern: goal for pattern, goal in facts.names.items() if re.split("[: ]", goal)[0] not in filled} | older
+    kept = {pattern: goal for pattern, goal in facts.names.items() if re.split("[: ]", goal)[0] not in filled}
+    names = {**kept, **older}
     return replace(family, names=as_stored(names, stored), prefix="", ignored=facts.ignored, further=further)
 
 
@@ -249,7 +256,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     if family.text is not None:
         config = family.text.flatten(config)
         family = find_family(config)
-    config = _without_aliases(config, family)
+    config = _without_aliases(_named(config), family)
     reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults}, {**NULLS, **family.nulls})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)

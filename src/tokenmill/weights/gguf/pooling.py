@@ -50,11 +50,13 @@ def classifier_of_file(path: Path) -> tuple[str, list[tuple[str, str]], Tensors]
     A decoder with two labels, "yes" and "no" of Qwen3-Reranker, has none of its own: they are rows of its head.
     """
     header = read_header(path)
-    arch, labels = str(header.metadata.get("general.architecture")), header.tensors.get("cls.output.weight")
+    arch = str(header.metadata.get("general.architecture"))
     encodes = not header.metadata.get(f"{arch}.attention.causal", True)
+    inner, last = (header.tensors.get(f"{name}.weight") for name in ("cls", "cls.output"))
+    labels = inner if encodes and last is None else last  # jina's rerankers have the last matrix under the first's name
     if labels is None or (not encodes and labels.shape[0] == 2):
         return None
-    has_first = "cls.weight" in header.tensors
+    has_first = inner is not None and last is not None
     if encodes and not has_first:
         lost = "the matrix before its last one: llama.cpp's converter leaves out the pooler of BERT"
         raise CheckpointError(f"{path} scores texts and lacks {lost}; give the directory that it was made of")
