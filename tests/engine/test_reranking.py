@@ -30,6 +30,7 @@ CLASSES = {
     "mpnet": "MPNetForSequenceClassification",
     "distilbert": "DistilBertForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
+    "eurobert": "EuroBertForSequenceClassification",
 }
 _MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
@@ -45,9 +46,9 @@ def save_tokenizer(path, pair):
     return words
 
 
-def save_classifier(name, directory, num_labels=1, is_plain=False):
+def save_classifier(name, directory, num_labels=1, is_plain=False, **more):
     """A tiny model with a classifier, its path, and a function that scores as transformers does."""
-    config = type(encoder(name).config)(**encoder(name).config.to_dict())
+    config = type(encoder(name).config)(**encoder(name).config.to_dict() | more)
     config.num_labels = num_labels
     torch.manual_seed(5)
     model = getattr(transformers, CLASSES[name])(config).eval()
@@ -87,6 +88,19 @@ def test_scores_are_those_of_transformers(name, program, classifier):
     assert (found - wanted).abs().max() < 1e-3 * (wanted.max() - wanted.min())
     assert torch.equal(torch.cat([engine.rerank(QUERY, [each]) for each in DOCUMENTS]), found) or program == "eager"
     check_empty(engine.core)
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
+def test_poolings_of_eurobert(pooling, tmp_path):
+    path, score = save_classifier("eurobert", tmp_path, is_plain=True, classifier_pooling=pooling)
+    engine = load(path, dtype="float32", scheme="dense", max_length=64, max_sequences=3)
+    found, wanted = engine.rerank(QUERY, DOCUMENTS), torch.tensor([score(QUERY, each) for each in DOCUMENTS])
+    assert (found - wanted).abs().max() < 1e-3 * (wanted.max() - wanted.min())
+    config = json.loads((path / "config.json").read_text())
+    for key in ("classifier_pooling", "clf_pooling"):
+        (path / "config.json").write_text(json.dumps({**config, key: "cls"}))
+        with pytest.raises(CheckpointError, match=key):
+            load(path, max_length=64).rerank(QUERY, DOCUMENTS)
 
 
 def test_a_reranker_of_jinas(tmp_path):

@@ -40,7 +40,8 @@ class TextVectors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How vectors are made. steps: what is computed of each pooled row. dimensions: the first so many numbers are kept
+    """How vectors are made. row_steps: what is computed of each row before it is pooled, in float32, a row by itself;
+    steps: what is computed of each pooled row. dimensions: the first so many numbers are kept
     then; normalize: to length 1, after that.
     """
 
@@ -48,13 +49,14 @@ class Pooling:
     normalize: bool
     dimensions: int
     steps: tuple[Callable[[Floats], Floats], ...] = ()
+    row_steps: tuple[Callable[[Floats], Floats], ...] = ()
 
 
 class PooledText:
     """The rows of one text: their weighted sum, or one of them."""
 
-    def __init__(self, pooling: str, num_tokens: int) -> None:
-        self._pooling, self._num_tokens, self._end = pooling, num_tokens, 0
+    def __init__(self, how: Pooling, num_tokens: int) -> None:
+        self._pooling, self._row_steps, self._num_tokens, self._end = how.pooling, how.row_steps, num_tokens, 0
         self._sum: NDArray[np.float64] | None = None
 
     def add(self, start: int, rows_TD: Tensor) -> None:
@@ -67,6 +69,8 @@ class PooledText:
             return
         begin, rows = max(first, start), rows_TD.double().cpu().numpy()
         assert self._pooling == "last" or begin == self._end, "no row of the text is missing"
+        if self._row_steps:
+            rows = np.stack([_computed(row, self._row_steps) for row in rows])
         if self._pooling == "weighted":
             rows = rows * np.arange(begin + 1, begin + len(rows) + 1)[:, None]
         rows = rows if self._sum is None else np.concatenate((self._sum[None], rows))
@@ -83,10 +87,15 @@ class PooledText:
             found = found / (self._num_tokens * (self._num_tokens + 1) / 2)
         if not np.isfinite(found).all():  # an activation could hide it
             return np.full(how.dimensions, np.nan, np.float32)
-        for step in how.steps:
-            found = step(found.astype(np.float32)).astype(np.float64)
-        found = found[: how.dimensions]
+        found = _computed(found, how.steps)[: how.dimensions]
         return (_unit(found) if how.normalize else found).astype(np.float32)
+
+
+def _computed(row: NDArray[np.float64], steps: List[Callable[[Floats], Floats]]) -> NDArray[np.float64]:
+    """Apply steps one after the other, each in float32."""
+    for step in steps:
+        row = step(row.astype(np.float32)).astype(np.float64)
+    return row
 
 
 def _unit(x: NDArray[Any]) -> NDArray[Any]:
@@ -228,7 +237,7 @@ def pooled(core: Core, tokens: List[int], how: Pooling, salt: bytes, adapter: An
     """Make the sequence of a text, which can be queued, and what pools its rows."""
     sequence, text = (
         core.inputs.kept(list(tokens), len(tokens) - 1, salt, adapter),
-        PooledText(how.pooling, len(tokens)),
+        PooledText(how, len(tokens)),
     )
     # Rows that are found in the cache are not computed, so only the last row may be pooled beside them. And rows that
     # see later tokens are of use to no other text.

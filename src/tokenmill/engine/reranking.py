@@ -86,7 +86,7 @@ def rerank(
     limit = core.loaded.config.max_length
     pairs = for_each("document", documents, lambda each: _pair(core, query, each, limit if truncate else None))
     for_each("document", pairs, lambda each: core.inputs.check_length(len(each)))
-    how = Pooling(head.pooling, normalize=False, dimensions=1, steps=head.steps)
+    how = Pooling(head.pooling, False, dimensions=1, steps=head.steps, row_steps=head.row_steps)
     found = ACTIVATIONS[head.activation](vectors(core, pairs, how, salt, is_given_up, core.adapter(adapter))[:, 0])
     return Ranking(torch.from_numpy(np.ascontiguousarray(found)), tuple(map(len, pairs)))
 

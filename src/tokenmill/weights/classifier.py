@@ -1,8 +1,8 @@
 """The head of a model that scores texts: matrices over one pooled row.
 
-Each family has its own: a pooler and a classifier (BERT), two matrices of the classifier (RoBERTa), one with a norm
-behind it (ModernBERT), or one matrix over the row of the last token (decoders). The last matrix has a row for each
-label; a reranker has one.
+Each family has its own: a pooler and a classifier (BERT), two matrices of the classifier (RoBERTa, EuroBERT), one with
+a norm behind it (ModernBERT), or one matrix over the row of the last token (decoders). The last matrix has a row for
+each label; a reranker has one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,7 @@ _FORMS = {
     "camembert": _OF_ROBERTA,
     "mpnet": _OF_ROBERTA,
     "distilbert": (("pre_classifier", "ReLU"), ("classifier", "Identity")),
+    "eurobert": (("dense", "GELU"), ("classifier", "Identity")),
     "modernbert": (("head.dense", "GELU"), ("head.norm", ""), ("classifier", "Identity")),
 }
 """The matrices of a family's head, with what follows each; without that it is a norm."""
@@ -42,12 +43,15 @@ _OF_DECODERS = (("score", "Identity"),)
 
 @dataclass(frozen=True)
 class Classifier:
-    """pooling: of which row the steps are computed. activation: of the score, as sentence-transformers applies it."""
+    """pooling: of which row the steps are computed. row_steps: are computed of each row before it is pooled.
+    activation: of the score, as sentence-transformers applies it.
+    """
 
     pooling: str
     steps: tuple[Step, ...]
     num_labels: int
     activation: str
+    row_steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,7 @@ def classifier_of(path: Path) -> Classifier | None:
     family, checkpoint = find_family(config), PlainCheckpoint(path, config, weight_files(path))
     name = reader.text("model_type")
     form = _FORMS.get(name, _OF_DECODERS)
-    pooling = "last" if form is _OF_DECODERS else reader.text("classifier_pooling", "cls")
-    if pooling not in ("last", "cls", "mean"):
-        raise reader.refuse("classifier_pooling", pooling, "cls or mean")
+    pooling, is_late = _pooling(reader, name) if name in _FORMS else ("last", False)
     if name == "modernbert":
         reader.expect("classifier_activation", "gelu")
     eps = reader.number("norm_eps", 1e-5)
@@ -85,7 +87,19 @@ def classifier_of(path: Path) -> Classifier | None:
         _step(checkpoint.path, part, _tensors(checkpoint, family.prefix, part), activation, eps)
         for part, activation in form
     ]
-    return Classifier(pooling, tuple(steps), _num_labels(steps), _activation(reader))
+    first = len(steps) - 1 if is_late else 0
+    return Classifier(pooling, tuple(steps[first:]), _num_labels(steps), _activation(reader), tuple(steps[:first]))
+
+
+def _pooling(reader: ValueReader, name: str) -> tuple[str, bool]:
+    """Read the pooling before an encoder's head, and whether it is late: the mean of EuroBERT's scores, one for each
+    token. Here the mean is taken before the last matrix, which comes to the same.
+    """
+    if name != "eurobert":
+        return reader.expect("classifier_pooling", "cls", "mean"), False
+    found = reader.expect("classifier_pooling", "late", "bos", "mean")
+    reader.expect("clf_pooling", found)  # its name in the code that was published first
+    return {"bos": "cls"}.get(found, "mean"), found == "late"
 
 
 def _of_gguf(path: Path) -> Classifier | None:
