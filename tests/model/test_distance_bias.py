@@ -11,7 +11,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from tests.jina_bert import PUBLISHED, JinaBert
 from tests.marks import needs_native, skip_unless_it_runs
-from tests.tiny_encoders import encoder, save_encoder
+from tests.tiny_encoders import encoder, rows_of, save_encoder
 from tests.tiny_models import VOCABULARY, prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError
@@ -24,6 +24,7 @@ from tokenmill.model.families import read_config
 from tokenmill.program.native.program import Native
 from tokenmill.program.spec import find_spec, refuse_mixers
 from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.pooling import pooling_of
 
 # Without padding, whose tokens have no place of their own in transformers.
 TEXTS = [[token + (token == 1) for token in prompt(length, seed=length)] for length in (300, 3, 129, 128, 40)]
@@ -100,7 +101,7 @@ def test_alibi_of_long_texts(kind, program, tmp_path):
     model.save_pretrained(tmp_path / "x")
     engine = load(tmp_path / "x", dtype="float32", scheme="dense", program=program)
     assert engine.model_config.family == "jina_bert"
-    torch.testing.assert_close(engine.embed(TEXTS, pooling="mean"), normalize(torch.stack(rows)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(engine.embed(TEXTS), torch.stack(rows), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,15 @@ def test_another_jina_is_refused_by_the_key(change, message):
         read_config({**PUBLISHED, **change})
     with pytest.raises(CheckpointError, match="feed_forward_type"):
         read_config({key: value for key, value in PUBLISHED.items() if key != "feed_forward_type"})
+
+
+def test_jinas_config_tells_the_pooling(tmp_path):
+    path = save_encoder("jina_bert", tmp_path)
+    told = pooling_of(path)
+    assert (told.pooling, told.normalize, told.is_told) == ("mean", False, True)
+    rows = [rows_of("jina_bert", text[:60]) for text in TEXTS]
+    found = load(path, dtype="float32", scheme="dense", max_length=64).embed([text[:60] for text in TEXTS])
+    torch.testing.assert_close(found, torch.stack([each.mean(0) for each in rows]), rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_config_of_jina():

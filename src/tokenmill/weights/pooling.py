@@ -64,7 +64,7 @@ def pooling_of(path: Path) -> TextPooling:
     """
     kind = file_kind(path)
     if kind == DIRECTORY:
-        return _of_directory(path) if has_modules(path) else TextPooling(**_prompts(path))
+        return _of_directory(path) if has_modules(path) else TextPooling(**_of_config(path), **_prompts(path))
     if kind == PACKED:
         return _of_packed(path)
     found, matrices = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
@@ -139,6 +139,12 @@ def _of_directory(path: Path) -> TextPooling:
         steps=tuple(steps[:-1] if normalize else steps),
         **_prompts(path),
     )
+
+
+def _of_config(path: Path) -> dict[str, Any]:
+    """Read what config.json says in the words of jina's own code, which leaves vectors at their length."""
+    is_mean = read_json(path / "config.json").get("emb_pooler") == "mean"
+    return {"pooling": "mean", "normalize": False, "is_told": True} if is_mean else {}
 
 
 def _list_of_modules(file: Path) -> list[dict[str, Any]]:

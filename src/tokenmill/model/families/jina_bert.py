@@ -61,7 +61,7 @@ JINA_BERT = Family(
     _jina_bert,
     keys=BERT.keys,
     defaults=BERT.defaults,
-    harmless=("emb_pooler",),  # of a method beside the model
+    harmless=("emb_pooler",),  # see weights/pooling.py
     prefix=BERT.prefix,
     ignored=BERT.ignored,
     further=BERT.further,
