@@ -466,10 +466,11 @@ def test_every_text_of_a_model_whose_own_layer_drafts(name, proposer, program, m
     """Its greedy drafts are those of an engine that computes all of the text, whatever it found of it."""
     settings, made = {"program": program, "speculate": proposer, "draft_model": "mtp"}, []
     everything_at_once(save_with_mtp(name, models), settings, tmp_path, begun=lambda engine: made.append(noted(engine)))
-    check(name, sorted(made[0], key=lambda each: len(each[0]))[-CHECKED:], mtp_models.drafts)
+    if made[0]:  # else the time was up before one of them
+        check(name, made[0][-CHECKED:], mtp_models.drafts)
 
 
-CHECKED = 20  # drafts, of the longest texts; each takes the reference some milliseconds
+CHECKED = 200  # drafts, each of which takes the reference some milliseconds
 
 
 def noted(engine):
