@@ -348,7 +348,7 @@ def test_how_many_tokens_are_drafted(size, is_byte_level, number):
     assert mtp.num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == number
 
 
-def gguf_with_mtp(name, folder, without=None):
+def gguf_with_mtp(name, folder, without=()):
     """llama.cpp's file of such a model, as its converter writes it: norms are stored as 1 + weight. without: see
     with_tensors.
     """
