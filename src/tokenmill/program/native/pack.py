@@ -64,7 +64,7 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor
     begins, codes = (each.view(len(out), num_tiles, -1, together, *each.shape[2:]) for each in (headers, fours))
     stretches = out.view(*begins.shape[:3], -1)
     stretches[..., :head].copy_(begins[..., 0, :head])
-    blocks = stretches[..., head:].unflatten(-1, (together, -1))
+    blocks = stretches[..., head:].view(*begins.shape[:4], -1)
     blocks[..., :begin].copy_(begins[..., head:])
     blocks[..., begin:].view(torch.int32).view(codes.shape).copy_(codes)
 
@@ -127,7 +127,10 @@ def _in_pairs(numbers: Tensor) -> bool:
 def _in_superblocks(numbers: Tensor) -> bool:
     """Say whether [R, groups] are whole superblocks, in each of which the groups of a row have one value."""
     size = SUPER // GROUP
-    return numbers.shape[1] % size == 0 and bool((numbers.unflatten(1, (-1, size)) == numbers[:, ::size, None]).all())
+    if numbers.shape[1] % size:
+        return False
+    blocks = numbers.reshape(len(numbers), -1, size)
+    return torch.equal(blocks, blocks[..., :1].expand_as(blocks))
 
 
 def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:
