@@ -56,8 +56,7 @@ TM_INLINE F load_number(const uint16_t* p) { return half(p); }
 // added at the end.
 template <class Number> struct FloatWeights {
   static constexpr int BLOCK = (int)sizeof(Number) * TILE * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
-  static constexpr bool INTEGER = false, HAS_AMX = false;
-  static int64_t num_bytes(int k) { return block_at(k / PAD, BLOCK, false); }
+  static constexpr bool INTEGER = false, HAS_AMX = false, SHARES_HEADS = false;
 #if defined(TM_AVX2)
   static constexpr bool UNPACKS = sizeof(Number) == 2;  // float16 is converted once for many tokens
 #else
@@ -118,8 +117,7 @@ template <class Number> struct FloatWeights {
 // bfloat16: [k / 2][16 rows][2]. Even and odd pairs of inputs have a sum each; the two are added at the end.
 struct Bfloat16Weights {
   static constexpr int BLOCK = 32 * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = BFLOAT16_TOKENS;
-  static constexpr bool INTEGER = false, HAS_AMX = false, UNPACKS = false;
-  static int64_t num_bytes(int k) { return block_at(k / PAD, BLOCK, false); }
+  static constexpr bool INTEGER = false, HAS_AMX = false, UNPACKS = false, SHARES_HEADS = false;
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
     const uint16_t *w = (const uint16_t*)job.w, *x = job.x.bfloats + (int64_t)job.first * job.x.k;
@@ -152,9 +150,8 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
           bool INTS = false, bool IS_SUPER = false>
 struct IntegerWeights {
   static constexpr int BLOCK = HEADER + 128 * BITS, CODE_BITS = BITS;
-  static constexpr bool INTEGER = true, MINIMUMS = HAS_MINIMUM;
+  static constexpr bool INTEGER = true, MINIMUMS = HAS_MINIMUM, SHARES_HEADS = IS_SUPER;
   template <int R, int N, bool COLD> using BlockOf = TileBlock<R, N, COLD, BLOCK, IS_SUPER>;
-  static int64_t num_bytes(int k) { return (int64_t)(k / PAD) * BLOCK + (IS_SUPER ? k / SUPER * HEAD : 0); }
   // An activation is broadcast to all lanes once for two tiles, because products of one tile wait for these loads. More sums
   // do not fit into the registers. Without VNNI each product takes registers of its own.
 #if defined(TM_AVX512) && defined(TM_VNNI)
@@ -424,7 +421,7 @@ template <class Scheme, int R> void run(const TileJob& all, int count) {
 // One tile or two, and any number of tokens.
 template <class Scheme>
 void product(const uint8_t* w, int tiles, const Activations& x, int first, int count, float* out, int stride) {
-  const TileJob all{x, w, Scheme::num_bytes(x.k), first, out, stride, x.kv_prefetch};
+  const TileJob all{x, w, size_of_blocks(x.k, Scheme::BLOCK, Scheme::SHARES_HEADS), first, out, stride, x.kv_prefetch};
   int done = 0;
 #if defined(TM_AMX)
   if constexpr (Scheme::HAS_AMX) {

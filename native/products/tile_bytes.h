@@ -12,6 +12,11 @@ inline constexpr int64_t head_at(int index, int block_bytes) {
   return block_at(index / (SUPER / PAD) * (SUPER / PAD), block_bytes, true) - HEAD;
 }
 
+// The size of a tile with k inputs, a multiple of PAD.
+inline constexpr int64_t size_of_blocks(int64_t k, int block_bytes, bool is_super) {
+  return k / PAD * block_bytes + (is_super ? k / SUPER * HEAD : 0);
+}
+
 // Bytes of one tile of 16 rows and k inputs, a multiple of SUPER where these share numbers; PAD is a block without a head.
 inline int64_t tile_bytes(int scheme, int k) {
   const int64_t padded = rounded(k, PAD);
@@ -29,9 +34,9 @@ inline int64_t tile_bytes(int scheme, int k) {
     case Q5_MIN: return padded / PAD * (128 + 640);
     case Q5_WIDE: return padded / PAD * (256 + 640);
     case Q6_HALVES: return padded / PAD * (128 + 768);
-    case Q4_SUPER: return padded / PAD * (64 + 512) + padded / SUPER * HEAD;
-    case Q5_SUPER: return padded / PAD * (64 + 640) + padded / SUPER * HEAD;
-    case Q6_SUPER: return padded / PAD * (64 + 768) + padded / SUPER * HEAD;
+    case Q4_SUPER: return size_of_blocks(padded, 64 + 512, true);
+    case Q5_SUPER: return size_of_blocks(padded, 64 + 640, true);
+    case Q6_SUPER: return size_of_blocks(padded, 64 + 768, true);
     default: return padded / PAD * (256 + 512);
   }
 }

@@ -217,7 +217,7 @@ static double number(const std::vector<uint8_t>& rows, const std::vector<float>&
   return (double)((const int8_t*)rows.data())[at * head_dim + d] * scales[at];
 }
 
-static void attention(const Kernels& kernels, int format, int head_dim, int heads, int length, int num_rows, bool scattered) {
+static void attention(const Kernels& kernels, int format, int head_dim, int heads, int length, int num_rows, bool scattered, bool biased) {
   const int size = format_bytes(format), width = (head_dim + 15) / 16 * 16;
   Cache cache{std::vector<uint8_t>(length * heads * head_dim * size), {}, std::vector<float>(length * heads), {}};
   cache.v = cache.k, cache.v_scales = cache.k_scales;
@@ -236,13 +236,19 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
     q_at.push_back(q[r].data()), first[r] = r % 3 == 2 ? length / 2 : 0, last[r] = length - r % 2 * (length > 1);
   }
   for (int p = 0; p < length; p++) slots[p] = scattered ? length - 1 - p : p;
+  std::vector<std::vector<float>> biases(num_rows, std::vector<float>(rounded(length, 16)));  // of no position more than may be read
+  std::vector<const float*> biases_at;
+  for (auto& row : biases) {
+    for (float& bias : row) bias = normal();
+    biases_at.push_back(row.data());
+  }
   std::vector<uint8_t> scratch((size_t)attention_scratch_bytes(head_dim, num_rows * heads));
   std::vector<float> best(num_rows), total(num_rows), values(num_rows * width), alone(width);
   AttentionJob job{};
   job.k = cache.k.data(), job.v = cache.v.data(), job.k_scales = cache.k_scales.data(), job.v_scales = cache.v_scales.data();
   job.cache_format = format, job.head_dim = head_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
   job.base = scattered ? -1 : 0, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
-  job.num_rows = num_rows, job.q = q_at.data(), job.visible_begin = first.data(), job.visible_end = last.data();
+  job.num_rows = num_rows, job.q = q_at.data(), job.biases = biased ? biases_at.data() : nullptr, job.visible_begin = first.data(), job.visible_end = last.data();
   job.max_score = best.data(), job.exp_sum = total.data(), job.value_sum = values.data(), job.scratch = scratch.data();
   kernels.attend(job);
   for (int r = 0; r < num_rows; r++) {
@@ -252,7 +258,7 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
       const int64_t at = slots[p] * heads + heads - 1;
       double score = 0;
       for (int d = 0; d < head_dim; d++) score += q[r][d] * number(cache.k, cache.k_scales, format, at, head_dim, d);
-      const double weight = std::exp(0.3 * score);
+      const double weight = std::exp(0.3 * score + (biased ? biases[r][p] : 0));
       sum += weight;
       for (int d = 0; d < head_dim; d++) {
         const double value = number(cache.v, cache.v_scales, format, at, head_dim, d);
@@ -266,16 +272,19 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
     }
     AttentionJob one = job;
     float one_best, one_total;
-    one.num_rows = 1, one.q = &q_at[r], one.visible_begin = &first[r], one.visible_end = &last[r];
+    one.num_rows = 1, one.q = &q_at[r], one.biases = biased ? &biases_at[r] : nullptr, one.visible_begin = &first[r], one.visible_end = &last[r];
     one.max_score = &one_best, one.exp_sum = &one_total, one.value_sum = alone.data();
     kernels.attend(one);
     expect(one_total == total[r] && !memcmp(alone.data(), values.data() + r * width, width * 4), "a row alone", format, head_dim, r);
   }
   // All heads together: each row as by itself.
   std::vector<float> all_best(num_rows * heads), all_total(all_best), all_values(num_rows * heads * width);
-  std::vector<const float*> all_q;
-  for (int h = 0; h < heads; h++) all_q.insert(all_q.end(), q_at.begin(), q_at.end());
-  job.head = 0, job.num_heads = heads, job.q = all_q.data();
+  std::vector<const float*> all_q, all_biases;
+  for (int h = 0; h < heads; h++) {
+    all_q.insert(all_q.end(), q_at.begin(), q_at.end());
+    all_biases.insert(all_biases.end(), biases_at.begin(), biases_at.end());
+  }
+  job.head = 0, job.num_heads = heads, job.q = all_q.data(), job.biases = biased ? all_biases.data() : nullptr;
   job.max_score = all_best.data(), job.exp_sum = all_total.data(), job.value_sum = all_values.data();
   kernels.attend(job);
   const int last_head = (heads - 1) * num_rows;
@@ -429,8 +438,8 @@ int main(int argc, char** argv) {
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})
           for (bool scattered : {true, false}) {
-            attention(*kernels, format, head_dim, 2, length, 1 + length % 9, scattered);
-            if (length > 15) attention(*kernels, format, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered);
+            for (bool biased : {true, false}) attention(*kernels, format, head_dim, 2, length, 1 + length % 9, scattered, biased);
+            if (length > 15) attention(*kernels, format, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered, !scattered);
           }
     kernels->end_step(mode);
     std::printf("%s: %d differences\n", kernels->name, failures);

@@ -58,8 +58,7 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor
         out.view(number).view(*tiles.transpose(2, 3).shape).copy_(tiles.transpose(2, 3))
         return
     headers, fours = _headers(stored, rows, layout, width), _fours(stored, rows, layout, width)
-    has_heads = layout in SUPERBLOCKS
-    head, together = (HEAD, SUPER // PAD) if has_heads else (0, width // PAD)  # bytes before so many blocks
+    head, together = (HEAD, SUPER // PAD) if layout in SUPERBLOCKS else (0, width // PAD)  # bytes before so many blocks
     begin, num_tiles = headers.shape[2] - head, len(rows) // TILE // len(out)
     begins, codes = (each.view(len(out), num_tiles, -1, together, *each.shape[2:]) for each in (headers, fours))
     stretches = out.view(*begins.shape[:3], -1)
