@@ -25,7 +25,6 @@ CAUGHT = {
     "NumberError": "constrain/grammar.py makes a ConfigError of it",
     "PatternError": "constrain/grammar.py makes a ConfigError of it",
     "RefersToItself": "serve/request/custom_tools.py takes another way",
-    "RowsMissing": "engine/mtp.py has texts followed anew",
     "SchemaError": "constrain/compile.py makes a ConfigError of it",
     "TerminalError": "constrain/gbnf_words.py takes another way",
     "TooMany": "text/schema/number_rules.py leaves multipleOf to llguidance",
