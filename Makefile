@@ -1,6 +1,7 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make serve  the same model at http://127.0.0.1:8000, as OpenAI's API
-# make test   run the tests, two at a time, and name the ten slowest; with SLOW=1 those of test-slow in the same run
+# make test   run the tests, two at a time, with at most two cases of each, and name the ten slowest; with SLOW=1 all
+#             cases, and those of test-slow in the same run
 # make test-affected   the tests that a change since origin/main, or since SINCE=HEAD~1, can reach
 # make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler
@@ -56,7 +57,7 @@ serve: .venv/.ready-serve
 
 ELSEWHERE := not compiler and not long and not browser and not clients and not ray and not wheel and not arm
 test: .venv/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(if $(SLOW),-m "$(ELSEWHERE)") $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(if $(SLOW),-m "$(ELSEWHERE)",--cases 2) $(ARGS)
 
 # pytest's exit code 5: what the change reaches is left to other verbs.
 test-affected: .venv/.ready-dev

@@ -75,14 +75,33 @@ def names(path, marker):
     return f"pytest.mark.{marker}" in path.read_text(encoding="utf-8")
 
 
-@pytest.hookimpl(tryfirst=True)  # before any are left out
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    """Add --cases."""
+    parser.addoption("--cases", type=int, help="run at most so many cases of each test, spread evenly over all of them")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before any are left out, and after that
+def pytest_collection_modifyitems(config, items):
     """Begin with the longest, and refuse a test that has such a marker from elsewhere, which would run nowhere."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         for marker in item.iter_markers():
             if marker.name in NAMED and not names(item.path, marker.name):
                 raise pytest.UsageError(f"{item.nodeid} is marked {marker.name}, and its file must name that marker")
+    yield
+    if cases := config.getoption("cases"):
+        kept = some_of_each(items, cases)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def some_of_each(items, count):
+    """At most `count` cases of each test: the first, the last, and some between them."""
+    tests = {}
+    for item in items:
+        tests.setdefault((item.path, item.parent, item.originalname), []).append(item)
+    steps = range(count)
+    return {cases[step * (len(cases) - 1) // max(1, count - 1)] for cases in tests.values() for step in steps}
 
 
 def pytest_collection_finish():

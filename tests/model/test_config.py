@@ -195,6 +195,11 @@ def test_every_kind_of_rope_has_its_numbers_and_its_scale():
             {"linear_conv_kernel_dim": 1},
             "linear_conv_kernel_dim = 1 is not allowed: a whole number from 2",
         ),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2], "short_conv_kernel_size": 1}},
+            "short_conv_kernel_size = 1 is not allowed: a whole number from 2",
+        ),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache = 1 is not allowed: a whole number from 2"),
     ],
 )

@@ -21,8 +21,8 @@ def _kimi_linear(reader: ConfigReader) -> dict[str, Any]:
     given = reader.inside("linear_attn_config")
     default = _default_types(given, layers)
     sizes_of = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
-    sizes_of |= {"short_conv_kernel_size": "linear_conv_kernel_dim"}
-    head_dim, heads, taps = (given.count(key, reader.count(outer)) for key, outer in sizes_of.items())
+    head_dim, heads = (given.count(key, reader.count(outer)) for key, outer in sizes_of.items())
+    taps = given.count("short_conv_kernel_size", reader.count("linear_conv_kernel_dim", minimum=2), minimum=2)
     given.refuse_unread(given.values)
     types = reader.layer_types(default, _FULL, _LINEAR)
     delta = kimi_delta(hidden, num_heads=heads, head_dim=head_dim, num_taps=taps, eps=reader.number("rms_norm_eps"))
