@@ -391,6 +391,7 @@ CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"
 # How a program takes an adapter; one that is not here computes none.
 ADAPTED: Names = {
     "native": "tokenmill.program.native.adapters:prepare", "eager": "tokenmill.program.adapted:prepare",
+    "compiled": "tokenmill.program.adapted:prepare_aside", "aot": "tokenmill.program.adapted:prepare_aside",
 }
 ADAPTER_FILES: Names = {"gguf": "tokenmill.weights.adapters.gguf_file:open_gguf_adapter"}
 CHECKPOINT_CHECKS: Names = {

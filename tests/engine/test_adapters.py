@@ -97,6 +97,49 @@ def test_texts_with_norms_of_an_adapter_beside_others_in_program_eager(models, f
             torch.testing.assert_close(logits_TV, alone[key], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("llama", {"scheme": "q8"}),
+        ("mixtral", {"scheme": "dense"}),
+        ("gemma3_text", {"scheme": "dense"}),
+        ("llama", {"scheme": "dense", "compile": "static"}),
+    ],
+)
+def test_program_compiled_computes_adapters_by_the_modules(family, how, models, folder):
+    """Rows of the model alone go through the compiled functions, of which no adapter changes a bit."""
+    texts = [(prompt(length, seed=length), name) for length in (3, 18) for name in (None, *NAMES)]
+    with loaded(family, models, folder, program="eager", scheme=how["scheme"], prefix_cache=False) as engine:
+        wanted = {(len(tokens), name): engine.logits(tokens, adapter=name) for tokens, name in texts}
+    compiled = {
+        "program": "compiled",
+        "compile": "dynamic",
+        "compile_phases": "both",
+        "compile_backend": "eager",
+        **how,
+    }
+    with loaded(family, models, folder, names=(), prefix_cache=False, **compiled) as engine:
+        core, program = engine.core, engine.core.loaded.program
+        before = engine.generate(prompt(18, seed=18), max_new_tokens=6, ignore_eos=True)
+        for name, path in adapters_of(family, folder).items():
+            engine.load_adapter(name, path)
+        tensors = {tensor.data_ptr() for tensor in (*program.decoder.parameters(), *program.decoder.buffers())}
+        twins = (*program.adapted.parameters(), *program.adapted.buffers())
+        assert {tensor.data_ptr() for tensor in twins} == tensors, "no weight is there twice"
+        calls, found = set(program.calls), together(engine, texts)
+        for key, logits_TV in found.items():
+            torch.testing.assert_close(logits_TV, wanted[key], rtol=0, atol=1e-5)
+        params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+        requests = {name: core.request(prompt(18, seed=18), params, adapter=name) for name in (None, *NAMES)}
+        done = core.finish(list(requests.values()))
+        texts_of = {name: completion.tokens for name, completion in zip(requests, done, strict=True)}
+        assert texts_of[None] == before.tokens and calls <= set(program.calls)
+        with loaded(family, models, folder, program="eager", scheme=how["scheme"]) as eager:
+            for name in NAMES:
+                again = eager.generate(prompt(18, seed=18), max_new_tokens=6, ignore_eos=True, adapter=name)
+                assert texts_of[name] == again.tokens
+
+
 @needs_native
 @pytest.mark.parametrize("build", [build for build in builds() if build != "amx"])
 def test_builds_of_the_library_agree(build, models, folder, monkeypatch):
@@ -122,7 +165,7 @@ def test_programs_agree_where_factors_are_rounded(dtype, models, folder):
     )
 
 
-@pytest.mark.parametrize("program", ["native", "eager"])
+@pytest.mark.parametrize("program", ["native", "eager", "compiled"])
 def test_rows_are_not_found_again_by_another_adapter(program, models, folder, tmp_path):
     """Not in memory, nor on disk, nor by another adapter under the same name (vLLM 30931, 42125; llama.cpp 26207)."""
     sampling = {"max_new_tokens": 8, "ignore_eos": True}
@@ -228,7 +271,7 @@ def test_a_file_that_is_replaced_while_it_is_loaded_changes_nothing(models, fold
         assert not torch.equal(engine.logits(TOKENS, adapter="mine"), before)
 
 
-@pytest.mark.parametrize("program", ["native", "eager"])
+@pytest.mark.parametrize("program", ["native", "eager", "compiled"])
 def test_a_session_keeps_its_adapter(program, models, folder, tmp_path):
     sampling = {"max_new_tokens": 6, "ignore_eos": True}
     with loaded("llama", models, folder, program=program) as engine:

@@ -14,7 +14,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.marks import covering
-from tests.program.test_compiled import engine_for, same, save_one_layer
+from tests.peft_adapters import save_adapter
+from tests.program.test_compiled import engine_for, same, save_one_layer, together
 from tests.tiny_models import save
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, PackageMismatch
@@ -110,7 +111,14 @@ def test_every_part_takes_any_sizes(family, how, tmp_path, monkeypatch):
     write(path, tmp_path / "x.aot", compile_phases="both", **how)
     engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
     assert len(Interpreted.programs) == len(read_manifest(tmp_path / "x.aot")["files"])
-    same(engine, engine_for(path, program="eager", **how))
+    reference = engine_for(path, program="eager", **how)
+    same(engine, reference)
+    if family == "llama":
+        save_adapter("llama", tmp_path / "a", target_modules=["q_proj", "up_proj"], layers_to_transform=[0])
+        for each in (engine, reference):
+            each.load_adapter("a", tmp_path / "a")
+        same(engine, reference)
+        assert together(engine, adapter="a") == together(reference, adapter="a") != together(engine)
 
 
 STARTS = """

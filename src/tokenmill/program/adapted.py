@@ -5,6 +5,7 @@ The product of an adapter is summed in float32, and added before the result is r
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from torch.func import functional_call
 from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.experts import MoE
+from tokenmill.program.compiled.micro_batches import MicroBatched
 from tokenmill.program.eager import Eager
 from tokenmill.quant.matrix import Matrix, product
 from tokenmill.weights.adapters.adapter import Adapter, Change, EmbeddingChange
@@ -202,6 +204,23 @@ _ADAPTED: "WeakKeyDictionary[Decoder, AdaptedModules]" = WeakKeyDictionary()
 
 def prepare(program: Eager, adapter: Adapter) -> None:
     """Make a program compute with an adapter where a step's spans ask for it."""
-    if program.decoder not in _ADAPTED:
-        _ADAPTED[program.decoder] = AdaptedModules(program.decoder)
-    _ADAPTED[program.decoder].add(adapter)
+    _hook(program.decoder, adapter)
+
+
+def prepare_aside(program: MicroBatched, adapter: Adapter) -> None:
+    """Make a program of compiled functions compute with an adapter: by modules that no function is compiled of."""
+    if program.adapted is None:
+        program.adapted = _with_same_weights(program.decoder)
+    _hook(program.adapted, adapter)
+
+
+def _hook(decoder: Decoder, adapter: Adapter) -> None:
+    if decoder not in _ADAPTED:
+        _ADAPTED[decoder] = AdaptedModules(decoder)
+    _ADAPTED[decoder].add(adapter)
+
+
+def _with_same_weights(decoder: Decoder) -> Decoder:
+    """Copy the modules of a decoder, which go on sharing every tensor, so that hooks of one are none of the other's."""
+    shared = [*decoder.parameters(), *decoder.buffers(), decoder.description, decoder.config]
+    return deepcopy(decoder, {id(each): each for each in shared})

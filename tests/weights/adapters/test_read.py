@@ -281,10 +281,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused(engine, adapter):
     engine.unload_adapter("bin")
 
 
-def test_programs_that_compute_none_say_so(models, adapter):
-    engine = load(save("llama", models), program="compiled", compile="static", compile_backend="eager")
-    with engine, pytest.raises(ConfigError, match="program compiled computes no adapters, only native, eager"):
-        engine.load_adapter("a", adapter)
+def test_ranks_compute_none_and_say_so(models, adapter):
     with pytest.raises(ConfigError, match="several ranks compute no adapters"):
         load(save("llama", models), adapter=str(adapter), tensor_parallel=2)
 

@@ -20,6 +20,7 @@ from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend.kernel import choose
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
+from tokenmill.model.decoder import Decoder
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts, Output
 
@@ -135,6 +136,7 @@ class MicroBatched(Eager):
     """The common part of the programs of compiled functions, which have a `find` each."""
 
     shapes: StaticShapes | DynamicShapes
+    adapted: Decoder | None = None  # with the hooks of adapters, once there is one: it computes what is not compiled
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
@@ -157,15 +159,15 @@ class MicroBatched(Eager):
     @torch.inference_mode()
     def run(self, step: Step) -> Output:
         parts: dict[int, Tensor] = {}
-        plain: list[Span] = []
-        for batch in split(step.spans, self._max_sequences):
+        plain = [span for span in step.spans if span.adapter is not None]
+        for batch in split([span for span in step.spans if span.adapter is None], self._max_sequences):
             call = self.find(batch, step)
             if call is None:
                 plain += batch
             else:
                 parts |= _wanted(batch, call(self.stage(batch, self.shapes.of(batch), step), self.cache))
         if len(plain) == len(step.spans):
-            return super().run(step)
+            return self._run_modules(step)
         if plain:
             parts |= self._run_plain(step, plain)
         logits = [parts[span.first] for span in step.spans]
@@ -191,6 +193,11 @@ class MicroBatched(Eager):
             rows_B = to_device(last + last[-1:] * missing, step.device)
         return Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, self._offsets_P[: shape.num_keys], rows_B)
 
+    def _run_modules(self, step: Step) -> Output:
+        if self.adapted is None:
+            return super().run(step)
+        return Output(self.adapted(step, self._layers, self._attend))
+
     def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
         """Run some of a step's spans by the plain modules; return the wanted rows of each, by its first token."""
         tokens, rows, packed = list[int](), list[int](), list[Span]()
@@ -201,7 +208,7 @@ class MicroBatched(Eager):
         fields = (step.token_ids, step.positions, step.slots)
         token_ids, positions, slots = ([field[token] for token in tokens] for field in fields)
         plain = Step(token_ids, positions, slots, packed, rows, len(rows), step.device, step.fed_R)
-        parts = torch.split(super().run(plain).logits_RV, [span.num_logits for span in spans])
+        parts = torch.split(self._run_modules(plain).logits_RV, [span.num_logits for span in spans])
         return {span.first: part for span, part in zip(spans, parts, strict=True)}
 
 
