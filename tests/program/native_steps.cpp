@@ -84,7 +84,7 @@ struct TestModel {
     }
     add_norm(TM_MLP_IN, TM_LOGITS);
     add_linear(TM_LOGITS, TM_MLP_IN, 0, s.hidden, VOCAB, GROUP);
-    model = {s.hidden, s.heads, s.intermediate, VOCAB, s.cache_format, ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
+    model = {s.hidden, s.intermediate, VOCAB, s.cache_format, ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
     model.num_ranks = 1;
   }
 
@@ -153,7 +153,7 @@ struct TestModel {
     const int64_t size = (int64_t)SLOTS * shape.kv_heads * dim * format_bytes(shape.cache_format);
     TmOp attend = op(TM_ATTEND);
     attend.to = TM_ATTENDED, attend.scale = 1 / std::sqrt((float)dim), attend.window = shape.window;
-    attend.num_kv_heads = shape.kv_heads, attend.head_dim = dim;
+    attend.heads = shape.heads, attend.num_kv_heads = shape.kv_heads, attend.head_dim = attend.value_dim = dim;
     attend.softcap = shape.window ? 20.0f : 0;
     attend.k_rows = keep(std::vector<uint8_t>((size_t)size)), attend.v_rows = keep(std::vector<uint8_t>((size_t)size));
     if (shape.cache_format == AS_INT8) {
@@ -161,10 +161,11 @@ struct TestModel {
       attend.v_scales = (float*)keep(std::vector<float>((size_t)(SLOTS * shape.kv_heads)));
     }
     add_linear(shape.departs ? TM_STORE : TM_QKV, TM_ATTENTION_IN, 0, shape.hidden, heads * dim, dim);
-    ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = dim;
+    ops.back().heads = shape.heads, ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = ops.back().value_dim = dim;
     if (shape.departs) {
       ops.push_back(op(TM_HEADS));
-      ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = dim, ops.back().norm_scope = TM_ALL_HEADS;
+      ops.back().heads = shape.heads, ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = ops.back().value_dim = dim;
+      ops.back().norm_scope = TM_ALL_HEADS;
       ops.back().q_norm = keep(normals(shape.heads * dim, 0.1f, 1)), ops.back().k_norm = keep(normals(shape.kv_heads * dim, 0.1f, 1));
       ops.back().temperatures = keep(normals(POSITIONS, 0.1f, 1));
       attend.sinks = keep(normals(shape.heads));
