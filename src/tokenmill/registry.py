@@ -210,6 +210,8 @@ FAMILIES: Names = {
     "exaone_moe": Entry("K-EXAONE", "tokenmill.model.families.exaone4:EXAONE_MOE"),
     "hy_v3": Entry("Hy3", "tokenmill.model.families.hunyuan:HY_V3"),
     "afmoe": Entry("Trinity of Arcee", "tokenmill.model.families.afmoe:AFMOE"),
+    "laguna": Entry("Laguna of poolside", "tokenmill.model.families.laguna:LAGUNA"),
+    "mimo_v2_flash": Entry("MiMo-V2-Flash", "tokenmill.model.families.mimo:MIMO_V2_FLASH"),
     "mellum": Entry("Mellum 2", "tokenmill.model.families.qwen_moe:MELLUM"),
     "llama4_text": Entry("Llama 4", "tokenmill.model.families.llama4:LLAMA4_TEXT"),
     "llama4": Entry("Llama 4 with vision, whose text part is read", "tokenmill.model.families.llama4:LLAMA4"),
