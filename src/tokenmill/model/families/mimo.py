@@ -106,7 +106,10 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     own, head_dim = keys.sizes(), keys.count("attention.key_length")
     stored, part = own["num_hidden_layers"], keys.rotated_part(head_dim)
     layers = stored - keys.count("nextn_predict_layers", 0, minimum=0, maximum=stored - 1)
-    types = keys.layer_types(stored, 0)[:layers]
+    slides = keys.by_layer(key := "attention.sliding_window_pattern", stored)
+    if slides is None:
+        raise keys.refuse(key, None, "a list that says which layers have a window")
+    types = [SLIDING if each else FULL for each in slides[:layers]]
     kv_heads = of_layers(keys, key := "attention.head_count_kv", stored)[:layers]
     few = kv_heads[types.index(FULL)] if FULL in types else kv_heads[0] // 2
     if kv_heads != [few if kind == FULL else 2 * few for kind in types]:
