@@ -18,7 +18,7 @@ from tokenmill.model.rope_config import Beside, default_rope
 from tokenmill.model.ropes_by_kind import read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
-_PART = 0.334
+_TURNED = 0.334  # of each head
 _ROPES = {FULL: Beside("rope_theta", 5e6, scaled=False), SLIDING: Beside("swa_rope_theta", 1e4, scaled=False)}
 _SINKS = "layers.{i}.attention.sinks"
 
@@ -67,7 +67,7 @@ def _ropes(reader: ConfigReader) -> dict[str, Rope]:
     reader.expect("rope_scaling", None)
     default_rope(
         reader,
-        {kind: {"rope_theta": beside.default, "partial_rotary_factor": _PART} for kind, beside in _ROPES.items()},
+        {kind: {"rope_theta": beside.default, "partial_rotary_factor": _TURNED} for kind, beside in _ROPES.items()},
     )
     return read_ropes(reader, _ROPES)
 
@@ -179,7 +179,7 @@ MIMO_V2_FLASH = Family(
         "n_routed_experts": 256,
         "norm_topk_prob": True,
         "num_experts_per_tok": 8,
-        "partial_rotary_factor": _PART,
+        "partial_rotary_factor": _TURNED,
         "rms_norm_eps": 1e-5,
         "routed_scaling_factor": 1.0,
         "sliding_window": 129,
