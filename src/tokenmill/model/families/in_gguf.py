@@ -218,9 +218,10 @@ class GGUFKeys(ValueReader):
         self.num_rotary = self.count("rope.dimension_count", head_dim, maximum=head_dim)
         return self.num_rotary
 
-    def rotated_part(self, head_dim: int) -> float:
-        """Read the rotated entries as a part of the head."""
-        return part_of(self.rotary(head_dim), head_dim)
+    def rotated_part(self, head_dim: int, rotary: int | None = None) -> float:
+        """Read the rotated entries as a part of the head. Readers multiply and cut off, so that rounding costs none."""
+        part = (rotary := self.rotary(head_dim) if rotary is None else rotary) / max(head_dim, 1)
+        return part if int(head_dim * part) == rotary else math.nextafter(part, 2)
 
     def has(self, name: str) -> bool:
         """Tell whether some layer has a tensor of that name, without the layer's number."""
@@ -241,12 +242,6 @@ class GGUFKeys(ValueReader):
         self.expect("expert_gating_func", 1, 0)  # softmax, or nothing
         self.expect("expert_weights_norm", normalised, False)
         self.expect("expert_weights_scale", 1.0, 0.0)
-
-
-def part_of(rotary: int, head_dim: int) -> float:
-    """Express rotated entries as a part of the head. Readers multiply and cut off, so that rounding costs none."""
-    part = rotary / max(head_dim, 1)
-    return part if int(head_dim * part) == rotary else math.nextafter(part, 2)
 
 
 def like_llama(keys: GGUFKeys, rotates_all: bool = True, eps: str = "rms_norm_eps") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, Rope
 from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.described import described_attention
 from tokenmill.model.families.gemma3n import of_layers
-from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF, expert_metadata, like_llama, part_of
+from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF, expert_metadata, like_llama
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names, sparse_layers
@@ -118,7 +118,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     types = _types(keys, layers) if window else [FULL] * layers
     theta = config.pop("rope_theta")
     turned = keys.count("rope.dimension_count_swa", head_dim, maximum=head_dim)
-    slides = {"rope_theta": keys.positive("rope.freq_base_swa", theta), _PART: part_of(turned, head_dim)}
+    slides = {"rope_theta": keys.positive("rope.freq_base_swa", theta), _PART: keys.rotated_part(head_dim, turned)}
     full = {"rope_theta": theta, _PART: config.pop(_PART)}
     dense, gates = keys.count("leading_dense_block_count", minimum=0), keys.rows("blk.0.attn_gate.weight")
     return config | {
