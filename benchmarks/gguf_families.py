@@ -58,7 +58,7 @@ logging.disable(logging.WARNING)
 for directory, out in jobs:
     try:
         with torch.inference_mode():
-            as_it_is = "hybrid_override_pattern" in Path(directory, "config.json").read_text()
+            as_it_is = '"hybrid_' in Path(directory, "config.json").read_text()
             base.AutoConfig = None if as_it_is else AutoConfig  # which adds keys of experts where there are no experts
             hparams = ModelBase.load_hparams(Path(directory), False)
             found = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
@@ -151,8 +151,28 @@ def made(name: str, folder: Path) -> tuple[Path, Any]:
         if "moe" not in kinds:
             del config["num_experts_per_tok"], config["n_routed_experts"], config["n_group"], config["topk_group"]
         (path / "config.json").write_text(json.dumps(config))
+    if kind == "mimo_v2_flash":
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(_mimo_as_published(config)))
     save_tokenizer(path)
     return path, model
+
+
+def _mimo_as_published(config: dict[str, Any]) -> dict[str, Any]:
+    """The config in the keys of published files, which llama.cpp's converter reads."""
+    ropes = config.pop("rope_parameters")
+    return config | {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config["layer_types"]],
+        "layernorm_epsilon": config["rms_norm_eps"],
+        "partial_rotary_factor": ropes["full_attention"]["partial_rotary_factor"],
+        "rope_theta": ropes["full_attention"]["rope_theta"],
+        "swa_head_dim": config["head_dim"],
+        "swa_num_attention_heads": config["num_attention_heads"],
+        "swa_num_key_value_heads": 2 * config["num_key_value_heads"],
+        "swa_rope_theta": ropes["sliding_attention"]["rope_theta"],
+        "swa_v_head_dim": config["v_head_dim"],
+        "topk_method": "noaux_tc",
+    }
 
 
 def save_tokenizer(path: Path) -> None:

@@ -126,7 +126,7 @@ void attention(const Kernels& kernels, int format, int dim, int group, int token
   const std::vector<int64_t> begins(rows, 0), ends(rows, POSITIONS);
   AttentionJob job{};
   job.k = k.as<void>(), job.v = v.as<void>(), job.k_scales = k_scales.data(), job.v_scales = v_scales.data();
-  job.cache_format = format, job.head_dim = dim, job.num_heads = heads, job.num_kv_heads = KV_HEADS;
+  job.cache_format = format, job.head_dim = job.value_dim = dim, job.num_heads = heads, job.num_kv_heads = KV_HEADS;
   job.scale = 0.125f, job.num_rows = rows, job.q = queries.data(), job.visible_begin = begins.data(), job.visible_end = ends.data();
   job.max_score = max_score.data(), job.exp_sum = exp_sum.data(), job.value_sum = value_sum.data(), job.scratch = scratch.as<uint8_t>();
   double best = 1e9;

@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 27 };
+enum { TM_ABI = 28 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -82,7 +82,8 @@ typedef struct {
   int32_t centred;        // of a norm, also of q and k: layer norm, not RMS norm
   int32_t from, to;       // buffers: linears and TM_CHOOSE read `from`; norms, attention, TM_CHOOSE and MLPs write `to`
   int32_t inputs, outputs, num_units, scheme;
-  int32_t num_kv_heads, head_dim;  // of TM_QKV, TM_HEADS and TM_ATTEND: layers may differ
+  int32_t num_kv_heads, head_dim;  // of TM_QKV, TM_HEADS and TM_ATTEND, with `heads`: layers may differ
+  int32_t value_dim;      // of these: entries of a head of v, and of a head's result; of TM_QKV as many as head_dim
   int32_t kv_parts;       // of TM_QKV and TM_HEADS, the parts of the matrix behind q: 2, k and v; 1, k alone, and each head of k before
                           // norm and rope is also the head of v; 0, neither: the layer reads the cached rows of another layer
   int32_t of_inputs;      // of TM_GATE: what is gated are columns of the inputs of TM_INPUTS
@@ -92,7 +93,8 @@ typedef struct {
   int32_t norm_scope;     // of the norms of q and k: TmNormScope
   int32_t norms_after_rope;
   int32_t gated;          // of TM_QKV and TM_HEADS: as many heads of gates stand before q, and are stored; of TM_ATTEND: results are
-                          // multiplied by their sigmoids; of TM_CONVOLVE: inputs are multiplied by the numbers from `gate` on
+                          // multiplied by the activation of the `columns` stored numbers from `gate` on, one for each number of a
+                          // result or for each head; of TM_CONVOLVE: inputs are multiplied by the numbers from `gate` on
   int32_t column, gate;   // among stored products: where TM_STORE writes, and where the numbers of TM_CONVOLVE and TM_GATE are;
                           // where the gates are, of TM_GATE -1 for none
   int32_t block;          // of TM_CONVOLVE: channels of a task; of TM_GATE: entries that are normed together, 0 without a norm
@@ -100,8 +102,9 @@ typedef struct {
                           // queries, are then multiplied by `scale`
   int32_t query, key, value, decay, strength;  // of TM_RECUR: their columns; strength -1: there is no delta rule; of
                           // TM_LATENT_ROWS the columns of all queries, and of the row before its norm
-  int32_t heads, key_heads, key_dim, columns;  // of TM_RECUR: columns of a slice of the state; of TM_LATENT_ROWS `columns` of a
-                          // head's query are gathered
+  int32_t heads;          // of TM_RECUR; of TM_QKV, TM_HEADS, TM_ATTEND, TM_LATENT_ROWS and TM_QUERY: heads of q
+  int32_t key_heads, key_dim, columns;  // of TM_RECUR: columns of a slice of the state; of TM_LATENT_ROWS `columns` of a head's
+                          // query are gathered
   int32_t gate_first;     // of TM_GATE: gates multiply before the norm
   int32_t decays;         // of TM_RECUR: decays of a head, 1, or one for each of key_dim numbers of its key
   int32_t sparse;         // of TM_GATE: what the gates of a token have above their mean plus `cutoff` deviations is left of them
@@ -127,8 +130,8 @@ typedef struct {
   const float* cosines;      // [num_positions, rotary / 2]
   const float* sines;
   const float* temperatures; // [num_positions]: factors of queries; null without
-  const float* sinks;        // of TM_ATTEND [num_heads]: scores whose exponentials join the softmax's sum; null without
-  const float* distance_bias;  // of TM_ATTEND [num_heads, 2 * num_positions + 16]: what is added to the score of a key, by its distance from
+  const float* sinks;        // of TM_ATTEND [heads]: scores whose exponentials join the softmax's sum; null without
+  const float* distance_bias;  // of TM_ATTEND [heads, 2 * num_positions + 16]: what is added to the score of a key, by its distance from
                           // the query, from 1 - num_positions on; the last 17 of a row are read and change nothing; null without
   const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
   const float* expert_scales;  // of TM_CHOOSE [experts]: factors of the weights of chosen experts; null without
@@ -138,7 +141,7 @@ typedef struct {
                           // where rank 0 looks tokens up
   const void* positions;  // learned position embeddings [num_positions, hidden], null without
   void* k_rows;           // this layer's cache [num_slots, kv heads, head_dim]
-  void* v_rows;
+  void* v_rows;           // [num_slots, kv heads, value_dim]
   float* k_scales;        // of a cache in int8 [num_slots, kv heads]
   float* v_scales;
   const float* a_log;     // of TM_RECUR [heads]: decays are exp(-exp(a_log) * step), a step is softplus(decay + dt_bias)
@@ -171,7 +174,7 @@ typedef struct {
 } TmOp;
 
 typedef struct {
-  int32_t hidden, num_heads;
+  int32_t hidden;
   int32_t intermediate;   // of the widest MLP or expert
   int32_t vocab;
   int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head, 3 float16

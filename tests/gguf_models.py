@@ -124,6 +124,19 @@ CHANGES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "mup_enabled": True,
     },
+    "laguna-departures": {
+        "attention_bias": False,
+        "mlp_layer_types": ["dense", "sparse"],
+        "sliding_window": 0,
+    },
+    "mimo_v2_flash-departures": {
+        "attention_bias": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": False,
+    },
     "mellum-departures": {
         "attention_bias": False,
         "mlp_layer_types": ["sparse", "sparse"],

@@ -74,8 +74,9 @@ classes, or its own name; a misspelt name gets the nearest one.
    for their text part; no inputs but text are taken.
  - **llama4** beyond its first chunk: texts are at most `attention_chunk_size` tokens long, 8,192 in the published
    models. **phimoe** as a GGUF file: llama.cpp weighs its experts otherwise than its authors do.
- - **bitnet**: norms inside attention and MLP, and published files have ternary weights. **laguna**: layers with
-   different numbers of heads, and gates by softplus. **mimo_v2_flash**: values that are narrower than keys.
+ - **bitnet**: norms inside attention and MLP. Published files have ternary weights, or ask that they be made ternary as
+   they are loaded (`online`); either way each token's activations are rounded to int8 before every product, so that
+   plain products would give another text.
  - **Encoders, and models of text and something else** such as whisper or T5.
 
 Of the public configs in `tests/weights/configs/` these are refused; the last column has what is told of them.

@@ -138,6 +138,12 @@ _MELLUM_ROPES = {
     "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 32},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
+_LAGUNA_ROPES = {
+    "full_attention": _MELLUM_ROPES["full_attention"] | {"partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+}
+_MIMO = _LLAMA | {"num_attention_heads": 8, "head_dim": 12, "v_head_dim": 8, "sliding_window": 5}
+_MIMO |= {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _LLAMA4 = (
     _LLAMA
     | _LOCAL
@@ -762,6 +768,30 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "num_dense_layers": 0}
         | {"head_dim": 8, "num_shared_experts": 1, "route_scale": 1.5, "tie_word_embeddings": True},
     ),
+    "laguna": (
+        "laguna",
+        _MIXTURE
+        | {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 5, "shared_expert_intermediate_size": 24}
+        | {"layer_types": ["full_attention"] + ["sliding_attention"] * 3, "rope_parameters": _LAGUNA_ROPES}
+        | {"num_attention_heads_per_layer": [6, 8, 4, 8], "moe_routed_scaling_factor": 1.5},
+    ),
+    "laguna-departures": (
+        "laguna",
+        _MIXTURE
+        | {"head_dim": 8, "gating": "per-element", "attention_bias": True, "mlp_layer_types": ["sparse", "dense"]}
+        | {"shared_expert_intermediate_size": 40, "tie_word_embeddings": True},
+    ),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        _MIMO | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "num_hidden_layers": 3},
+    ),
+    "mimo_v2_flash-departures": (
+        "mimo_v2_flash",
+        _MIMO
+        | {"head_dim": 12, "v_head_dim": 20, "attention_value_scale": None, "attention_bias": True, "n_group": 3}
+        | {"topk_group": 2, "mlp_layer_types": ["sparse", "dense"], "norm_topk_prob": False}
+        | {"routed_scaling_factor": 1.5, "sliding_window": 9, "tie_word_embeddings": True},
+    ),
     "mellum": (
         "mellum",
         _MIXTURE
@@ -824,7 +854,8 @@ these."""
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h kimi_linear".split()
 """Families that between them have every kind of layer that keeps a state, and latent rows beside them."""
 
-DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(("gemma3n", "gemma4", "falcon_h1"))]
+_RARE = ("gemma3n", "gemma4", "falcon_h1", "mimo")
+DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(_RARE)]
 """The models that ranks compute: a program in ranks refuses what few families have."""
 
 

@@ -89,13 +89,13 @@ TM_INLINE F load_values(const uint8_t* row, int from, int head_dim) {
 template <int N, int W, int FORMAT, bool FULL>
 void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count, int from,
                 float* out) {
-  const int width = (job.head_dim + 15) / 16 * 16;
+  const int width = (job.value_dim + 15) / 16 * 16;
   F sums[N][W];
   TM_UNROLL for (int r = 0; r < N; r++)
     TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
   for (int p = 0; p < count; p++) {
     F part[W];
-    TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_values<FORMAT, FULL>(values[p] + at, from + 16 * i, job.head_dim);
+    TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_values<FORMAT, FULL>(values[p] + at, from + 16 * i, job.value_dim);
     TM_UNROLL for (int r = 0; r < N; r++) {
       const F weight = set1(weights[r * SPLIT + p]);
       TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = fma(weight, part[i], sums[r][i]);
@@ -110,14 +110,14 @@ void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t a
 template <int N, int W, bool FULL>
 void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const PairWeight* weights, int64_t next,
                      int count, int from, float* out) {
-  const int width = (job.head_dim + 15) / 16 * 16;
+  const int width = (job.value_dim + 15) / 16 * 16;
   F sums[N][W];
   TM_UNROLL for (int r = 0; r < N; r++)
     TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
   for (int p = 0; p < count; p += 2) {
     const uint16_t *a = (const uint16_t*)(values[p] + at) + from, *b = (const uint16_t*)(values[p + 1] + at) + from;
     RowPair part[W];
-    TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_pair<FULL>(a + 16 * i, b + 16 * i, job.head_dim - from);
+    TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_pair<FULL>(a + 16 * i, b + 16 * i, job.value_dim - from);
     TM_UNROLL for (int r = 0; r < N; r++)
       TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = dot_pair(sums[r][i], part[i], weights + r * next + p);
   }
@@ -133,15 +133,15 @@ void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64
   if constexpr (FORMAT == AS_BFLOAT16) {
     const PairWeight* pairs = (const PairWeight*)weights;
     constexpr int64_t next = SPLIT * (int64_t)(sizeof(float) / sizeof(PairWeight));
-    for (; from + 16 * W <= job.head_dim; from += 16 * W)
+    for (; from + 16 * W <= job.value_dim; from += 16 * W)
       add_value_pairs<N, W, true>(job, values, at, pairs, next, count, from, out);
-    for (; from + 16 <= job.head_dim; from += 16) add_value_pairs<N, 1, true>(job, values, at, pairs, next, count, from, out);
-    if (from < job.head_dim) add_value_pairs<N, 1, false>(job, values, at, pairs, next, count, from, out);
+    for (; from + 16 <= job.value_dim; from += 16) add_value_pairs<N, 1, true>(job, values, at, pairs, next, count, from, out);
+    if (from < job.value_dim) add_value_pairs<N, 1, false>(job, values, at, pairs, next, count, from, out);
   } else {
-    for (; from + 16 * W <= job.head_dim; from += 16 * W)
+    for (; from + 16 * W <= job.value_dim; from += 16 * W)
       add_values<N, W, FORMAT, true>(job, values, at, weights, count, from, out);
-    for (; from + 16 <= job.head_dim; from += 16) add_values<N, 1, FORMAT, true>(job, values, at, weights, count, from, out);
-    if (from < job.head_dim) add_values<N, 1, FORMAT, false>(job, values, at, weights, count, from, out);
+    for (; from + 16 <= job.value_dim; from += 16) add_values<N, 1, FORMAT, true>(job, values, at, weights, count, from, out);
+    if (from < job.value_dim) add_values<N, 1, FORMAT, false>(job, values, at, weights, count, from, out);
   }
 }
 
@@ -227,10 +227,11 @@ void find_seen(AttentionJob& job) {
 }
 
 // Finds where the cached rows of the job begin. A row to which no query attends may hold anything, and 0 times NaN is not 0: the
-// nearest row with a query stands in its place. Behind the last position the last row is repeated, up to a multiple of 16.
+// nearest row with a query stands in its place. Behind the last position the last row is repeated, up to a multiple of 16. dim:
+// entries of a head.
 template <int FORMAT>
-int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows) {
-  const int64_t head = format_bytes(FORMAT) * (int64_t)job.head_dim, stride = job.num_kv_heads * head;
+int locate_rows(const AttentionJob& job, const void* cache, int dim, const uint8_t** rows) {
+  const int64_t head = format_bytes(FORMAT) * (int64_t)dim, stride = job.num_kv_heads * head;
   const int count = (int)(job.end - job.begin), first = (int)(job.seen_begin - job.begin), end = (int)(job.seen_end - job.begin);
   const uint8_t* base = (const uint8_t*)cache + job.head * head;
   int p = first;
@@ -325,8 +326,8 @@ void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, in
 template <int FORMAT>
 void add_block_values(const AttentionJob& job, const JobScratch& scratch, int head, int from, int count,
                       const uint8_t* const* rows) {
-  const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
-  const int first_row = head * job.num_rows, width = (job.head_dim + 15) / 16 * 16;
+  const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.value_dim;
+  const int first_row = head * job.num_rows, width = (job.value_dim + 15) / 16 * 16;
   float* weights = scratch.scores + (int64_t)first_row * SPLIT + from * (FORMAT == AS_BFLOAT16 ? (int)sizeof(PairWeight) : 4) / 4;
   float* out = job.value_sum + (int64_t)first_row * width;
   if (FORMAT == AS_INT8)
@@ -358,16 +359,17 @@ TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, i
 template <int FORMAT>
 void attend_by_rows(const AttentionJob& job) {
   const uint8_t *keys[SPLIT], *values[SPLIT];
-  const int count = locate_rows<FORMAT>(job, job.k, keys), width = (job.head_dim + 15) / 16 * 16;
-  locate_rows<FORMAT>(job, job.v, values);
+  const int count = locate_rows<FORMAT>(job, job.k, job.head_dim, keys), width = (job.value_dim + 15) / 16 * 16;
+  locate_rows<FORMAT>(job, job.v, job.value_dim, values);
   const JobScratch scratch = divide_scratch(job);
   convert_queries<FORMAT>(job, scratch);
   const int64_t bytes = format_bytes(FORMAT) * (int64_t)job.head_dim, all = bytes * job.num_heads;
+  const int64_t value_bytes = format_bytes(FORMAT) * (int64_t)job.value_dim;
   prefetch_rows<2>(keys, 0, count, 0, all), prefetch_rows<2>(keys, 16, count, 0, all);
   for (int from = 0; from < count; from += 16)
     for (int head = 0; head < job.num_heads; head++) {
       prefetch_ahead(keys, from, count, head * bytes, bytes);
-      if (from + 16 >= count) prefetch_rows<2>(values, 0, count, head * bytes, bytes), prefetch_rows<2>(values, 16, count, head * bytes, bytes);
+      for (int at = 0; from + 16 >= count && at < 32; at += 16) prefetch_rows<2>(values, at, count, head * value_bytes, value_bytes);
       score_keys<FORMAT>(job, scratch, head, from, keys);
     }
   for (int r = 0; r < job.num_heads * job.num_rows; r++)
@@ -376,7 +378,7 @@ void attend_by_rows(const AttentionJob& job) {
   const int step = job.num_heads > 1 ? 16 : SPLIT;  // the V rows of one head fit into the first-level cache
   for (int from = 0; from < count; from += step)
     for (int head = 0; head < job.num_heads; head++) {
-      for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, head * bytes, bytes);
+      for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, head * value_bytes, value_bytes);
       add_block_values<FORMAT>(job, scratch, head, from, count - from < step ? count - from : step, values);
     }
 }
@@ -389,7 +391,7 @@ namespace {
 
 void attend_together(const AttentionJob& job) {
 #if defined(TM_AMX)
-  if (job.cache_format == AS_BFLOAT16 && job.head_dim % 32 == 0) return attend_amx(job);
+  if (job.cache_format == AS_BFLOAT16 && job.head_dim % 32 == 0 && job.value_dim % 32 == 0) return attend_amx(job);
 #endif
   switch (job.cache_format) {
     case AS_FLOAT32: return attend_by_rows<AS_FLOAT32>(job);
@@ -411,7 +413,7 @@ void attend(const AttentionJob& given) {
   AttentionJob job = given;
   find_seen(job);
   attend_together(job);
-  const int width = (job.head_dim + 15) / 16 * 16;
+  const int width = (job.value_dim + 15) / 16 * 16;
   for (int r = 0; r < job.num_rows; r++) {
     if (job.visible_begin[r] <= job.seen_begin && job.visible_end[r] >= job.seen_end) continue;
     for (int head = 0; head < job.num_heads; head++) {

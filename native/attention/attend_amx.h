@@ -215,7 +215,7 @@ void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int co
 // position the last row is repeated; its weight is zero.
 template <int TILES>
 uint32_t* pair_values(const AttentionJob& job, int head, int d, int from, int count, const uint8_t* const* rows, uint32_t* to) {
-  const int64_t at = 2 * ((int64_t)job.head_dim * head + d);
+  const int64_t at = 2 * ((int64_t)job.value_dim * head + d);
   for (int p = from; p < from + 32; p += 2, to += WORDS) {
     const uint16_t* a = (const uint16_t*)(rows[p < count ? p : count - 1] + at);
     const uint16_t* b = (const uint16_t*)(rows[p + 1 < count ? p + 1 : count - 1] + at);
@@ -259,7 +259,7 @@ void add_value_tiles(const AttentionJob& job, const AmxScratch& f, int head, int
   const LaneRange lanes = lanes_of(job, head, tile);
   for (int i = lanes.begin; i < lanes.end; i++)
     for (int t = 0; t < TILES; t++)
-      store(job.value_sum + (int64_t)(tile * LANES + i) * job.head_dim + d + 16 * t, load(out[t] + 16 * i));
+      store(job.value_sum + (int64_t)(tile * LANES + i) * job.value_dim + d + 16 * t, load(out[t] + 16 * i));
 }
 
 template <int TILES>
@@ -271,25 +271,25 @@ void add_head_values(const AttentionJob& job, const AmxScratch& f, int head, int
   for (int tile = first; tile <= last; tile++) add_value_tiles<TILES, true>(job, f, head, tile, d, count, rows);
 }
 
-// A job with head_dim a multiple of 32. Rows are prefetched 48 positions ahead, into the second-level cache only.
+// A job with head_dim and value_dim multiples of 32. Rows are prefetched 48 positions ahead, into the second-level cache only.
 void attend_amx(const AttentionJob& job) {
   const uint8_t *keys[SPLIT], *values[SPLIT];
-  const int count = locate_rows<AS_BFLOAT16>(job, job.k, keys);
-  locate_rows<AS_BFLOAT16>(job, job.v, values);
+  const int count = locate_rows<AS_BFLOAT16>(job, job.k, job.head_dim, keys);
+  locate_rows<AS_BFLOAT16>(job, job.v, job.value_dim, values);
   const AmxScratch f = divide_amx_scratch(job);
   store_queries(job, f);
-  const int64_t bytes = 2 * (int64_t)job.head_dim * job.num_heads;
+  const int64_t bytes = 2 * (int64_t)job.head_dim * job.num_heads, value_bytes = 2 * (int64_t)job.value_dim * job.num_heads;
   for (int from = 0; from < 48; from += 16) prefetch_rows<2>(keys, from, count, 0, bytes);
   for (int from = 0; from < count; from += 16) {
     prefetch_rows<2>(keys, from + 48, count, 0, bytes);
     score_all_tiles(job, f, from, keys);
   }
-  for (int from = 0; from < count; from += 16) prefetch_rows<2>(values, from, count, 0, bytes);
+  for (int from = 0; from < count; from += 16) prefetch_rows<2>(values, from, count, 0, value_bytes);
   for (int tile = 0; tile < f.tiles; tile++) softmax_tile(job, f, tile, count);
   for (int head = 0; head < job.num_heads; head++) {
     int d = 0;
-    for (; d + 64 <= job.head_dim; d += 64) add_head_values<4>(job, f, head, d, count, values);
-    if (d < job.head_dim) add_head_values<2>(job, f, head, d, count, values);
+    for (; d + 64 <= job.value_dim; d += 64) add_head_values<4>(job, f, head, d, count, values);
+    if (d < job.value_dim) add_head_values<2>(job, f, head, d, count, values);
   }
 }
 

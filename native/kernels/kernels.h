@@ -24,7 +24,7 @@ inline constexpr bool is_super(int scheme) { return scheme == Q4_SUPER || scheme
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2, AS_FLOAT16 = 3, NUM_FORMATS = 4 };
 // The minimums that the grid of a group may have: any, a minimum where a code stands for zero, or where the middle code does.
 enum GridKind { GRID_MINIMUM = 0, GRID_ZERO_POINT = 1, GRID_SYMMETRIC = 2 };
-enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, SIGMOID = 8, NUM_ACTIVATIONS = 9 };
+enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, SIGMOID = 8, SOFTPLUS = 9, NUM_ACTIVATIONS = 10 };
 
 enum {
   TILE = 16,            // rows of a weight tile, and lanes of a vector
@@ -73,7 +73,7 @@ struct AttentionJob {
   const void* v;
   const float* k_scales;  // of AS_INT8
   const float* v_scales;
-  int cache_format, head_dim, head, num_heads, num_kv_heads;
+  int cache_format, head_dim, value_dim, head, num_heads, num_kv_heads;
   int64_t base;
   const int64_t* slots;
   int64_t begin, end;
@@ -84,7 +84,7 @@ struct AttentionJob {
   const int64_t* visible_end;
   const float* const* biases;  // [heads * rows]: what is added to the scores of the positions from `begin` on, readable for SPLIT of
                                // them or up to the next multiple of 16; null without
-  // Per query, a partial softmax: the largest score, the sum of the exponentials, and the values weighted by them [head_dim,
+  // Per query, a partial softmax: the largest score, the sum of the exponentials, and the values weighted by them [value_dim,
   // padded to a multiple of TILE].
   float* max_score;
   float* exp_sum;

@@ -24,14 +24,6 @@ TM_INLINE void store_first(float* p, F a, int n) {
   memcpy(p, lanes, sizeof(float) * (size_t)n);
 }
 
-// log(1 + e**x) = max(x, 0) + log(1 + y) with y = e**-|x|. log(1 + y) is twice the inverse hyperbolic tangent of s = y / (2 + y),
-// whose series in s**2 <= 1/9 is exact to a float after eight terms.
-TM_INLINE F softplus(F x) {
-  const F y = exp(sub(set1(0), abs(x))), s = div(y, add(set1(2), y)), square = mul(s, s);
-  F series = set1(1.0f / 15);
-  for (int n = 13; n > 0; n -= 2) series = fma(series, square, set1(1.0f / (float)n));
-  return add(max(x, set1(0)), mul(add(s, s), series));
-}
 
 // Brings a row to length 1, then multiplies it.
 void make_unit(float* row, int n, float eps, float scale) {

@@ -50,13 +50,14 @@ int64_t buffer_width(const TmModel& m, int buffer, const Before& before) {
   return buffer == TM_ATTENDED ? before.attended : m.hidden;
 }
 
-int64_t all_heads(const TmModel& m, const TmOp& op) {
-  return ((1ll + !!op.gated) * m.num_heads + (int64_t)op.kv_parts * op.num_kv_heads) * op.head_dim;
+int64_t all_heads(const TmOp& op) {
+  const int64_t keys = op.kv_parts > 0 ? op.num_kv_heads : 0, values = op.kv_parts > 1 ? op.num_kv_heads : 0;
+  return ((1ll + !!op.gated) * op.heads + keys) * op.head_dim + values * op.value_dim;
 }
 
 int64_t max_outputs(const TmModel& m, const TmOp& op) {
   switch (op.epilogue) {
-    case TM_QKV: return all_heads(m, op);
+    case TM_QKV: return all_heads(op);
     case TM_GATED: return std::min(op.outputs, op.to == TM_LATENT ? m.hidden : m.intermediate);
     case TM_ACTIVATED: return op.to == TM_LATENT ? op.outputs : std::min(op.outputs, m.intermediate);
     case TM_EXPERT: return std::min(op.outputs, m.hidden);
@@ -64,14 +65,15 @@ int64_t max_outputs(const TmModel& m, const TmOp& op) {
     case TM_ROUTER:
     case TM_QUERY: return op.outputs;
     case TM_SHARED_GATE: return 1;
-    case TM_STORE: return op.head_dim ? all_heads(m, op) : op.outputs;
+    case TM_STORE: return op.head_dim ? all_heads(op) : op.outputs;
     default: return m.hidden;
   }
 }
 
 void check_cache(const TmModel& m, const TmOp& op) {
-  require(op.num_kv_heads > 0 && op.head_dim > 0, "an attention has no heads, or heads without entries");
-  require(m.num_heads % op.num_kv_heads == 0, "query heads are no multiple of kv heads");
+  require(op.heads > 0 && op.num_kv_heads > 0 && op.head_dim > 0 && op.value_dim > 0, "an attention has no heads, or heads without entries");
+  require(op.heads % op.num_kv_heads == 0, "query heads are no multiple of kv heads");
+  require(op.value_dim == op.head_dim || (op.kind != TM_LINEAR && !(op.gated && op.kind == TM_HEADS)), "heads of v are wider or narrower than those of k");
   require(op.rotary >= 0 && op.rotary % 2 == 0, "rotary entries are odd");
   require(op.rotary <= op.head_dim, "rotary entries are more than a head has");
   require(!op.rotary || (op.cosines && op.sines), "rotary embedding has no table");
@@ -110,18 +112,18 @@ void check_unit(const TmOp& op, const TmUnit& unit) {
 }
 
 // Linears with a matrix for each head read what is gathered head by head, and nothing else does.
-void check_by_head(const TmModel& m, const TmOp& op, const Before& before) {
+void check_by_head(const TmOp& op, const Before& before) {
   require(!op.by_head == !(before.gathered_by_head && op.from == TM_GATHERED), "rows of heads and rows of experts are mixed up");
-  require(op.epilogue != TM_QUERY || (op.by_head && op.head_dim == before.heads.head_dim && op.outputs <= op.head_dim),
+  require(op.epilogue != TM_QUERY || (op.by_head && op.heads == before.heads.heads && op.head_dim == before.heads.head_dim && op.outputs <= op.head_dim),
           "queries of other heads than the rows have");
   if (!op.by_head) return;
-  require(op.experts == m.num_heads && op.chosen == m.num_heads, "matrices of other heads than there are");
+  require(op.experts == before.heads.heads && op.chosen == op.experts, "matrices of other heads than there are");
   require(op.epilogue == TM_QUERY || op.epilogue == TM_STORE, "the products of heads have an unknown epilogue");
 }
 
 void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.epilogue >= TM_ADD && op.epilogue <= TM_QUERY && op.epilogue != TM_TO_BUFFER, "a linear has an unknown epilogue");
-  check_by_head(m, op, before);
+  check_by_head(op, before);
   const int64_t inputs = is_buffer(op.from) ? buffer_width(m, op.from, before) : 0;
   require(inputs > 0 && op.inputs == inputs, "a linear's inputs are not those of its buffer");
   if (op.epilogue == TM_QKV) check_cache(m, op);
@@ -198,8 +200,8 @@ void check_latent_rows(const TmModel& m, const TmOp& op, const Before& before) {
   check_cache(m, op);
   require(op.num_kv_heads == 1 && op.block > 0 && op.block < op.head_dim && op.columns > 0, "a latent row has no latent or rotated part");
   require(op.rotary == 0 || op.rotary == op.block, "a part of a latent row's end is rotated");
-  require(op.weight && op.to == TM_GATHERED && op.experts == m.num_heads && op.chosen == m.num_heads, "a latent row has no norm or heads");
-  require(are_stored(before, op.key, op.head_dim) && are_stored(before, op.query, (int64_t)m.num_heads * (op.columns + op.block)),
+  require(op.weight && op.to == TM_GATHERED && op.experts == op.heads && op.chosen == op.heads, "a latent row has no norm or heads");
+  require(are_stored(before, op.key, op.head_dim) && are_stored(before, op.query, (int64_t)op.heads * (op.columns + op.block)),
           "latent rows of what was not stored");
 }
 
@@ -259,17 +261,20 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
       return require(op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN, "a copy has no buffer");
     case TM_LINEAR: return check_linear(m, op, before);
     case TM_HEADS:
-      require(before.stored.num_kv_heads == op.num_kv_heads && before.stored.head_dim == op.head_dim &&
-                  before.stored.gated == op.gated,
-              "heads that were not stored");
-      return check_cache(m, op);
+      check_cache(m, op);
+      return require(op.kv_parts == 2 && are_stored(before, 0, all_heads(op)), "heads that were not stored");
     case TM_ATTEND:
-      require(!op.by_head || (op.by_head > 0 && op.by_head <= op.head_dim && !op.gated && op.chosen == m.num_heads),
+      check_cache(m, op);
+      require(!op.by_head || (op.by_head > 0 && op.by_head <= op.value_dim && !op.gated && op.chosen == op.heads),
               "an attention gathers other heads than there are");
       require(op.to == (op.by_head ? TM_GATHERED : TM_ATTENDED) && op.window >= 0, "an attention writes to another buffer, or its window is negative");
-      require(op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim && op.gated == before.heads.gated,
+      require(op.heads == before.heads.heads && op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim &&
+                  op.value_dim == before.heads.value_dim,
               "an attention has other heads than its rows");
-      return check_cache(m, op);
+      require(!op.gated || op.activation == SIGMOID || op.activation == SOFTPLUS, "gates have an unknown activation");
+      return require(!op.gated || (are_stored(before, op.gate, op.columns) &&
+                                   (op.columns == op.heads || op.columns == (int64_t)op.heads * op.value_dim)),
+                     "an attention has other gates than heads or numbers, or gates that were not stored");
     case TM_CHOOSE:
       require(op.from == TM_MLP_IN || (op.from == TM_LATENT && before.latent), "experts of other buffers");
       return require(op.experts && op.to == TM_GATHERED, "experts of other buffers");
@@ -311,7 +316,7 @@ void check_states(const TmModel& m, const TmStep& step, const TmSpan& span) {
 }  // namespace
 
 void check_model(const TmModel& m) {
-  for (int size : {m.hidden, m.num_heads, m.intermediate, m.vocab, m.num_ops, m.num_threads})
+  for (int size : {m.hidden, m.intermediate, m.vocab, m.num_ops, m.num_threads})
     require(size > 0, "a size of the model is not positive");
   require(m.num_positions > 0 && m.num_slots > 0 && m.num_states >= 0, "the model has no positions or slots");
   require(m.cache_format >= 0 && m.cache_format < NUM_FORMATS, "the cache has an unknown format");
@@ -325,14 +330,14 @@ void check_model(const TmModel& m) {
     const TmOp& op = m.ops[i];
     check_op(m, op, before);
     if (op.kind == TM_LATENT_ROWS || op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
-    if (op.kind == TM_ATTEND && !op.by_head) before.attended = (int64_t)m.num_heads * op.head_dim;
+    if (op.kind == TM_ATTEND && !op.by_head) before.attended = (int64_t)op.heads * op.value_dim;
     if (op.kind == TM_LATENT_ROWS) before.gathered = op.columns, before.gathered_by_head = true;
     if (op.kind == TM_ATTEND && op.by_head) before.gathered = op.by_head, before.gathered_by_head = true;
     if (op.kind == TM_CHOOSE) before.gathered_by_head = false;
     if (op.kind == TM_NORM && op.epilogue == TM_TO_BUFFER && op.outputs) before.latent = op.outputs;
     if (op.kind == TM_GATE) before.attended = op.outputs;
     if (op.kind == TM_GATE) before.gated = std::max(op.gate, op.of_inputs ? 0 : op.column) + (int64_t)op.outputs;
-    if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)m.num_heads * op.head_dim : 0;
+    if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)op.gate + op.columns : 0;
     if (op.kind == TM_PAIR) before.attended = op.weight ? 2 * (int64_t)m.hidden : op.inputs;
     if (op.kind == TM_INPUTS) before.inputs = op.outputs;
     if (op.kind == TM_EXPAND) before.streams = op.streams;
@@ -340,7 +345,7 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_CHOOSE) before.gathered = op.from == TM_LATENT ? before.latent : m.hidden;
     if (is_inner(op)) before.inner = op;
     if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) before.stored = op;
-    before.stored_width = std::max(before.stored_width, stored_columns(op, m.num_heads));
+    before.stored_width = std::max(before.stored_width, stored_columns(op));
     if (op.kind == TM_COMBINE && op.epilogue == TM_STORE) {
       before.stored = op, before.stored.outputs = m.hidden;
       before.stored_width = std::max<int64_t>(before.stored_width, m.hidden);

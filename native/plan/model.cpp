@@ -15,8 +15,8 @@ int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {
 
 }  // namespace
 
-int64_t stored_columns(const TmOp& op, int num_heads) {
-  const int64_t gates = op.gated ? (int64_t)num_heads * op.head_dim : 0;
+int64_t stored_columns(const TmOp& op) {
+  const int64_t gates = op.gated ? (int64_t)op.heads * op.head_dim : 0;
   if (op.kind == TM_LINEAR && op.epilogue == TM_QKV) return gates;
   if (op.kind == TM_LINEAR && op.epilogue == TM_STORE)
     return op.column + (op.by_head ? op.experts : 1) * (int64_t)op.outputs;
@@ -31,12 +31,13 @@ Model::Model(const TmModel& description)
   lay_out_buffers();
   for (const TmOp& op : ops) {
     shares.push_back(op.kind == TM_LINEAR ? divide(op) : std::vector<std::vector<int>>());
+    if (op.num_kv_heads) max_heads = std::max(max_heads, op.heads);
     if (op.kind == TM_ATTEND) {
-      max_head_dim = std::max(max_head_dim, op.head_dim), max_group = std::max(max_group, group(op));
+      max_head_dim = std::max({max_head_dim, op.head_dim, op.value_dim}), max_group = std::max(max_group, group(op));
       if (std::find(kv_heads.begin(), kv_heads.end(), op.num_kv_heads) == kv_heads.end()) kv_heads.push_back(op.num_kv_heads);
     }
     const bool combines = op.kind == TM_COMBINE && op.epilogue == TM_STORE;
-    stored_stride = std::max(stored_stride, rounded(combines ? shape.hidden : stored_columns(op, shape.num_heads), PAD));
+    stored_stride = std::max(stored_stride, rounded(combines ? shape.hidden : stored_columns(op), PAD));
     if (op.kind == TM_CONVOLVE) max_before = std::max(max_before, (op.taps - 1) * (int64_t)op.block);
     if (op.kind == TM_INPUTS) {
       inputs_stride = std::max(inputs_stride, rounded(op.outputs, PAD));

@@ -18,7 +18,7 @@ struct BufferLayout {
 };
 
 // The end of the columns of stored products that an operation writes.
-int64_t stored_columns(const TmOp& op, int num_heads);
+int64_t stored_columns(const TmOp& op);
 
 struct Model {
   explicit Model(const TmModel& description);
@@ -27,7 +27,7 @@ struct Model {
   Nodes nodes;
   std::vector<TmOp> ops;
   const Kernels& kernels;
-  int max_head_dim = 0, max_group = 0;  // of all layers
+  int max_heads = 0, max_head_dim = 0, max_group = 0;  // of all layers
   std::vector<int> kv_heads;            // the different numbers of kv heads
   int max_experts = 0, max_chosen = 0, max_by_head = 0;
   int64_t max_normed = 0;               // stored columns that a norm takes as rows of TM_LATENT
@@ -50,17 +50,20 @@ struct Model {
   // Threads of all ranks, which are numbered rank by rank.
   int num_threads() const { return shape.num_ranks * shape.num_threads; }
 
-  // Sizes in the layer to which `op`, TM_QKV or an attention, belongs: query heads of one kv head; head_dim,
-  // padded to a multiple of TILE; entries of all heads; bytes of one head in a cached row.
-  int group(const TmOp& op) const { return shape.num_heads / op.num_kv_heads; }
+  // Sizes in the layer to which `op`, TM_QKV or an attention, belongs: query heads of one kv head; head_dim and value_dim,
+  // padded to a multiple of TILE; entries of the results of all heads; bytes of one head in a cached row of K or V.
+  static int group(const TmOp& op) { return op.heads / op.num_kv_heads; }
   static int head_width(const TmOp& op) { return (int)rounded(op.head_dim, TILE); }
-  int64_t attended_width(const TmOp& op) const { return (int64_t)shape.num_heads * op.head_dim; }
+  static int value_width(const TmOp& op) { return (int)rounded(op.value_dim, TILE); }
+  static int64_t attended_width(const TmOp& op) { return (int64_t)op.heads * op.value_dim; }
   int64_t bias_stride() const { return 2 * shape.num_positions + 16; }  // of TmOp.distance_bias
-  int64_t head_bytes(const TmOp& op) const { return format_bytes(shape.cache_format) * (int64_t)op.head_dim; }
+  int64_t head_bytes(const TmOp& op, bool is_v) const {
+    return format_bytes(shape.cache_format) * (int64_t)(is_v ? op.value_dim : op.head_dim);
+  }
 
   // The largest of these over all layers.
   int max_head_width() const { return (int)rounded(max_head_dim, TILE); }
-  int64_t attended_stride() const { return rounded((int64_t)shape.num_heads * max_head_dim, PAD); }
+  int64_t attended_stride() const { return rounded((int64_t)max_heads * max_head_dim, PAD); }
 
   // The end of the positions to which a query at `position` of a text of `length` tokens attends.
   static int64_t end_of_visible(const TmOp& op, int64_t position, int64_t length) {

@@ -26,7 +26,7 @@ void StepPlan::place_spans(const Model& model) {
     Span span{step->spans[i], -1, num_splits(step->spans[i])};
     if (span.count < QUERY_TILE) {
       span.partials = num_partials;
-      num_partials += span.count * model.shape.num_heads * span.num_splits;
+      num_partials += span.count * model.max_heads * span.num_splits;
     }
     splits += span.num_splits;
     spans.push_back(span);

@@ -66,7 +66,7 @@ struct StepPlan {
   // Partial results of one split and one kv head lie together: by token, then by query head of the group, of which `first` is
   // the first.
   int64_t partial_at(const Model& model, const Span& span, int64_t split, int first) const {
-    return span.partials + (split * model.shape.num_heads + first) * span.count;
+    return span.partials + (split * model.max_heads + first) * span.count;
   }
 
   const std::vector<AttentionTask>& tasks_for(const Model& model, const TmOp& op) const {

@@ -32,7 +32,7 @@ const AttentionTask* Worker::next_task(const TmOp& op, size_t number) {
 AttentionJob Worker::job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end) const {
   AttentionJob job{};
   job.k = op.k_rows, job.v = op.v_rows, job.k_scales = op.k_scales, job.v_scales = op.v_scales;
-  job.cache_format = model_.shape.cache_format, job.head_dim = op.head_dim;
+  job.cache_format = model_.shape.cache_format, job.head_dim = op.head_dim, job.value_dim = op.value_dim;
   job.head = head, job.num_heads = 1, job.num_kv_heads = op.num_kv_heads;
   job.base = span.base, job.slots = span.slots;
   job.begin = begin, job.end = end, job.scale = op.scale, job.softcap = op.softcap;
@@ -47,7 +47,7 @@ void Worker::attend_split(const TmOp& op, const Span& span, const AttentionTask&
   AttentionPartials& partials = memory_.partials;
   job.num_heads = task.num_heads;
   job.max_score = partials.max_score.get() + at, job.exp_sum = partials.exp_sum.get() + at;
-  job.value_sum = partials.value_sum.get() + at * Model::head_width(op);
+  job.value_sum = partials.value_sum.get() + at * Model::value_width(op);
   attend_queries(op, span, 0, span.count, job);
 }
 
@@ -58,7 +58,7 @@ void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int6
   const int64_t rows = count * group;
   for (int64_t r = 0; r < rows; r++) {
     const int64_t i = from + r / group, position = span.start + i;
-    const int64_t first_head = (span.first + i) * model_.shape.num_heads + r % group;
+    const int64_t first_head = (span.first + i) * op.heads + r % group;
     for (int h = 0; h < job.num_heads; h++) {
       scratch.queries[(size_t)(h * rows + r)] = memory_.queries.get() + (first_head + (job.head + h) * group) * width;
       if (op.distance_bias)
@@ -74,7 +74,7 @@ void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int6
 
 // A tile of QUERY_TILE tokens of a long span, one kv head: split after split, merged as they are computed.
 void Worker::attend_tile(const TmOp& op, const Span& span, int64_t from, int head) {
-  const int group = model_.group(op), width = Model::head_width(op);
+  const int group = model_.group(op), width = Model::value_width(op);
   const int64_t count = std::min<int64_t>(QUERY_TILE, span.count - from), rows = count * group;
   const int64_t first = Model::first_visible(op, span.start + from), end = Model::end_of_visible(op, span.start + from + count - 1, span.start + span.count);
   AttentionScratch& scratch = scratch_.attention;
@@ -95,19 +95,19 @@ void Worker::attend_tile(const TmOp& op, const Span& span, int64_t from, int hea
 
 // A sink is one more score, whose value is zero.
 void Worker::write_head(const TmOp& op, int head, float* value_sum, float max_score, float exp_sum, float* row) const {
-  const int dim = op.head_dim;
+  const int dim = op.value_dim;
   if (op.sinks)
-    kernels_.merge(&max_score, &exp_sum, value_sum, op.sinks[head], 1, scratch_.zeros.get(), Model::head_width(op));
+    kernels_.merge(&max_score, &exp_sum, value_sum, op.sinks[head], 1, scratch_.zeros.get(), Model::value_width(op));
   for (int i = 0; i < dim; i++) row[head * dim + i] = value_sum[i] / exp_sum;
 }
 
 // All heads of one token of a short span.
 void Worker::merge_splits(const TmOp& op, const Span& span, int token, float* row) {
-  const int group = model_.group(op), width = Model::head_width(op);
+  const int group = model_.group(op), width = Model::value_width(op);
   const AttentionPartials& partials = memory_.partials;
   float* value_sum = scratch_.attention.value_sum.get();
   const int64_t i = token - span.first, first_split = Model::first_visible(op, span.start + i) / SPLIT;
-  for (int h = 0; h < model_.shape.num_heads; h++) {
+  for (int h = 0; h < op.heads; h++) {
     float max_score = 0, exp_sum = 0;
     for (int64_t split = first_split; split < span.num_splits; split++) {
       const int64_t at = plan_.partial_at(model_, span, split, h - h % group) + i * group + h % group;
@@ -129,11 +129,14 @@ void Worker::store_attended(const TmOp& op, int token) {
   memset(row + width, 0, sizeof(float) * (size_t)(padded - width));
   if (op.gated) {
     float* gates = scratch_.gates.get();
-    memcpy(gates, stored(token), sizeof(float) * (size_t)width);
+    const float* numbers = stored(token) + op.gate;
+    const int64_t each = width / op.columns;
+    if (each == 1) memcpy(gates, numbers, sizeof(float) * (size_t)width);
+    else for (int64_t i = 0; i < op.columns; i++) std::fill_n(gates + i * each, each, numbers[i]);
     memset(gates + width, 0, sizeof(float) * (size_t)(padded - width));
-    kernels_.activate(gates, row, (int)padded, SIGMOID, 0, 0);
+    kernels_.activate(gates, row, (int)padded, op.activation, 0, 0);
     row = gates;
   }
   if (!op.by_head) return input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded, (int)padded);
-  for (int h = 0; h < model_.shape.num_heads; h++) gather_head(op, h, token, row + h * op.head_dim, op.by_head);
+  for (int h = 0; h < op.heads; h++) gather_head(op, h, token, row + h * op.value_dim, op.by_head);
 }

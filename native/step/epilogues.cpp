@@ -67,7 +67,7 @@ void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float
       if (op.gated && unit.first < model_.attended_width(op))
         memcpy(stored(token) + unit.first, out, bytes);
       else
-        store_head(op, unit.first / op.head_dim - (op.gated ? model_.shape.num_heads : 0), token, out);
+        store_head(op, unit.first / op.head_dim - (op.gated ? op.heads : 0), token, out);
       break;
     case TM_STORE:
       if (op.by_head) {
@@ -97,22 +97,22 @@ void Worker::store_logits(const TmOp& op, const TmUnit& unit, int token, float* 
   memcpy(plan_.step->logits + row * model_.shape.vocab + unit.first, out, sizeof(float) * (size_t)unit.count);
 }
 
-// Stored heads of q, k and v, where norms take all heads of q and all of k as one row.
+// Stored heads of q, k and v, where norms take all heads of q and all of k as one row, or heads of v are of another width.
 void Worker::store_heads(const TmOp& op) {
-  const int dim = op.head_dim, heads[] = {model_.shape.num_heads, op.num_kv_heads, op.num_kv_heads};
+  const int heads[] = {op.heads, op.num_kv_heads, op.num_kv_heads}, dims[] = {op.head_dim, op.head_dim, op.value_dim};
   const auto [from, to] = share(plan_.step->num_tokens);
   float *row = scratch_.row.get(), *out = scratch_.head.get();
   for (int t = from; t < to; t++) {
     const float* part = stored(t) + (op.gated ? model_.attended_width(op) : 0);
-    for (int kind = 0, head = 0; kind < 3; part += heads[kind] * dim, kind++) {
-      const int width = heads[kind] * dim;
+    for (int kind = 0, head = 0; kind < 3; part += heads[kind] * dims[kind], kind++) {
+      const int dim = dims[kind], width = heads[kind] * dim;
       memcpy(row, part, sizeof(float) * (size_t)width);
       std::fill(row + width, row + rounded(width, TILE), 0.0f);
       if (kind < 2 && op.norm_scope == TM_ALL_HEADS)
         kernels_.norm(row, row, width, own(kind ? op.k_norm : op.q_norm, t), own(kind ? op.k_norm_bias : op.q_norm_bias, t), op.eps, op.centred);
       for (int h = 0; h < heads[kind]; h++) {
         memcpy(out, row + h * dim, sizeof(float) * (size_t)dim);
-        std::fill(out + dim, out + Model::head_width(op), 0.0f);
+        std::fill(out + dim, out + rounded(dim, TILE), 0.0f);
         store_head(op, head++, t, out);
       }
     }
@@ -121,23 +121,22 @@ void Worker::store_heads(const TmOp& op) {
 
 // One head of q, k or v, by its number among all of them.
 void Worker::store_head(const TmOp& op, int head, int token, float* out) {
-  const TmModel& shape = model_.shape;
-  const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + op.num_kv_heads;
-  if (is_v && op.v_norm) kernels_.norm(out, out, op.head_dim, op.v_norm, nullptr, op.eps, op.centred);
+  const bool is_q = head < op.heads, is_v = head >= op.heads + op.num_kv_heads;
+  const int dim = is_v ? op.value_dim : op.head_dim, width = (int)rounded(dim, TILE);
+  if (is_v && op.v_norm) kernels_.norm(out, out, dim, op.v_norm, nullptr, op.eps, op.centred);
   if (!is_q && !is_v && op.kv_parts == 1) store_key_as_value(op, token, head, out);
   if (!is_v) {
     if (op.norms_after_rope) rotate_head(op, token, out);
-    norm_head(op, token, is_q, is_q ? head : head - shape.num_heads, out);
+    norm_head(op, token, is_q, is_q ? head : head - op.heads, out);
     if (!op.norms_after_rope) rotate_head(op, token, out);
   }
   if (is_q && op.temperatures)
     for (int i = 0; i < op.head_dim; i++) out[i] *= op.temperatures[plan_.step->positions[token]];
-  const int width = Model::head_width(op);
-  std::fill(out + op.head_dim, out + width, 0.0f);
+  std::fill(out + dim, out + width, 0.0f);
   if (is_q)
     memcpy(query(op, token, head), out, sizeof(float) * (size_t)width);
   else
-    store_kv(op, token, head - shape.num_heads - (is_v ? op.num_kv_heads : 0), is_v, out);
+    store_kv(op, token, head - op.heads - (is_v ? op.num_kv_heads : 0), is_v, out);
 }
 
 // The rows of latent attention, and what of the queries is no product of a head's own matrix.
@@ -155,7 +154,7 @@ void Worker::latent_rows(const TmOp& op, size_t number) {
     turned_end(op, t, products + latent, out);
     store_kv(op, t, 0, false, out);
     const float factor = op.temperatures ? op.temperatures[plan_.step->positions[t]] : 1;
-    for (int h = 0; h < model_.shape.num_heads; h++) {
+    for (int h = 0; h < op.heads; h++) {
       const float* numbers = stored(t) + op.query + h * (plain + end);
       turned_end(op, t, numbers + plain, out);
       for (int i = 0; i < end; i++) out[latent + i] *= factor;
@@ -201,5 +200,6 @@ void Worker::store_kv(const TmOp& op, int token, int head, bool is_v, float* out
   const int64_t at = plan_.step->slots[token] * op.num_kv_heads + head;
   uint8_t* rows = (uint8_t*)(is_v ? op.v_rows : op.k_rows);
   float* scales = is_v ? op.v_scales : op.k_scales;
-  kernels_.store_kv(out, op.head_dim, model_.shape.cache_format, rows + at * model_.head_bytes(op), scales ? scales + at : nullptr);
+  kernels_.store_kv(out, is_v ? op.value_dim : op.head_dim, model_.shape.cache_format, rows + at * model_.head_bytes(op, is_v),
+                    scales ? scales + at : nullptr);
 }

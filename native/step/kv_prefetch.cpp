@@ -12,7 +12,7 @@ void Worker::start_prefetch(const TmOp* attention) {
 const uint8_t* Worker::next_prefetch(int64_t bytes) {
   KvPrefetch& at = scratch_.prefetch;
   if (!at.attention || !bytes) return nullptr;
-  const int64_t row = model_.head_bytes(*at.attention) * at.attention->num_kv_heads;
+  const int64_t row = model_.head_bytes(*at.attention, at.values) * at.attention->num_kv_heads;
   const std::vector<SlotRange>& ranges = plan_.slots_of[(size_t)thread_];
   const SlotRange& range = ranges[at.range];
   const uint8_t* rows = (const uint8_t*)(at.values ? at.attention->v_rows : at.attention->k_rows);

@@ -26,12 +26,12 @@ struct StepMemory {
   // As `reserve` for the largest step, in memory that ranks share.
   void lie_in(const Model& model, SharedMemory& memory) {
     const int64_t tokens = model.shape.max_tokens, pairs = tokens * model.max_chosen, gathered = tokens * model.max_pairs();
-    const int64_t num_partials = tokens * model.shape.num_heads * ((model.shape.num_positions + SPLIT - 1) / SPLIT);
+    const int64_t num_partials = tokens * model.max_heads * ((model.shape.num_positions + SPLIT - 1) / SPLIT);
     residual.lie_in(memory, tokens * model.hidden_stride());
     stored.lie_in(memory, tokens * model.stored_stride);
     inputs.lie_in(memory, tokens * model.inputs_stride);
     streams.lie_in(memory, tokens * model.streams * model.hidden_stride());
-    queries.lie_in(memory, tokens * model.shape.num_heads * model.max_head_width());
+    queries.lie_in(memory, tokens * model.max_heads * model.max_head_width());
     attended.lie_in(memory, tokens * model.attended_stride());
     partials.max_score.lie_in(memory, num_partials), partials.exp_sum.lie_in(memory, num_partials);
     partials.value_sum.lie_in(memory, num_partials * model.max_head_width());
@@ -44,7 +44,7 @@ struct StepMemory {
     stored.reserve(tokens * model.stored_stride);
     inputs.reserve(tokens * model.inputs_stride);
     streams.reserve(tokens * model.streams * model.hidden_stride());
-    queries.reserve(tokens * model.shape.num_heads * model.max_head_width());
+    queries.reserve(tokens * model.max_heads * model.max_head_width());
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);
     partials.value_sum.reserve(plan.num_partials * model.max_head_width());

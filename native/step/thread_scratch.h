@@ -61,7 +61,7 @@ struct ThreadScratch {
     const TmModel& shape = model.shape;
     for (int i = 0; i < NUM_BUFFERS; i++)
       if (model.buffers[i].width) buffers[i].reserve(plan.layout_of(model, i), plan.small ? SMALL_STEP : 0);
-    const int64_t attended = std::max<int64_t>(model.max_gated, shape.num_heads * model.max_head_dim);
+    const int64_t attended = std::max<int64_t>(model.max_gated, (int64_t)model.max_heads * model.max_head_dim);
     row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate, model.max_normed, model.max_plain}), PAD));
     gates.reserve(rounded(model.max_gated, PAD)), apart.reserve(model.max_kept);
     decoded.reserve(model.max_coded), pair.reserve(rounded(model.max_pair, PAD)), streams.reserve(model.streams * (int64_t)shape.hidden), before.reserve(model.max_before);
@@ -71,7 +71,7 @@ struct ThreadScratch {
     std::fill_n(zeros.get(), width, 0.0f);
     pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.max_head_width(), GROUP)));
     pending.gate.reserve(MAX_PENDING);
-    const int64_t rows = std::max(QUERY_TILE * model.max_group, MAX_DECODE_TOKENS * shape.num_heads);
+    const int64_t rows = std::max(QUERY_TILE * model.max_group, MAX_DECODE_TOKENS * model.max_heads);
     attention.value_sum.reserve(2 * rows * model.max_head_width());
     attention.max_score.reserve(2 * rows), attention.exp_sum.reserve(2 * rows);
     attention.kernel.reserve(attention_scratch_bytes(model.max_head_dim, rows));

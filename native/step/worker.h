@@ -169,7 +169,7 @@ class Worker {
   }
   float* inputs(int64_t token) { return memory_.inputs.get() + token * model_.inputs_stride; }
   float* query(const TmOp& op, int64_t token, int head) {
-    return memory_.queries.get() + (token * model_.shape.num_heads + head) * Model::head_width(op);
+    return memory_.queries.get() + (token * op.heads + head) * Model::head_width(op);
   }
   // The head and the token of a row of TM_GATHERED.
   std::pair<int, int> head_of(int pair) const { return {pair / plan_.step->num_tokens, pair % plan_.step->num_tokens}; }

@@ -62,13 +62,15 @@ def range8(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_facts_of_a_format_are_true(name, dtype):
-    """Of layers with K and V, and of one whose K is its V, which takes half."""
-    spec = CacheSpec((RowsSpec(3, 16), RowsSpec(3, 16, is_latent=True)), dtype, name, 4, 5)
-    pool = Pool(spec, CPU)
+    """Of layers with K and V, of one whose K is its V, which takes half, and of one whose V is narrower."""
+    spec = CacheSpec(
+        (RowsSpec(3, 16), RowsSpec(3, 16, is_latent=True), RowsSpec(3, 16, value_dim=10)), dtype, name, 4, 5
+    )
+    pool, row_bytes = Pool(spec, CPU), find_format(name).row_bytes
     assert pool.num_bytes == spec.num_bytes
-    assert spec.bytes_per_token == 3 * find_format(name).row_bytes(3, 16, dtype)
-    layer, latent = pool.layers
-    for each, kinds in ((layer, ("k", "v")), (latent, ("k",))):
+    assert spec.bytes_per_token == 4 * row_bytes(3, 16, dtype) + row_bytes(3, 10, dtype)
+    layer, latent, narrow = pool.layers
+    for each, kinds in ((layer, ("k", "v")), (latent, ("k",)), (narrow, ("k", "v"))):
         assert len(each.kinds) == len(set(each.kinds)) == len(each.tensors)
         assert [kind for kind in each.kinds if len(kind) == 1] == list(kinds)
         if kv_number(name, dtype) is not None:
@@ -82,6 +84,9 @@ def test_the_facts_of_a_format_are_true(name, dtype):
     k, v = latent.gather(torch.tensor([4, 7]))
     assert torch.equal(k, v)
     torch.testing.assert_close(k, rows, rtol=0.02, atol=0.02)
+    narrow.write(torch.tensor([4, 7]), rows, rows[..., 3:13])
+    _, v = narrow.gather(torch.tensor([4, 7]))
+    torch.testing.assert_close(v, rows[..., 3:13], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("how", [{}, {"block_size": 3}, {"program": "compiled", "compile": "no"}])

@@ -82,6 +82,8 @@ def test_layers_that_differ_are_listed(llama):
     for layers, wanted in (
         ((RowsSpec(2, 8), RowsSpec(4, 8)), {"num_layers": 2, "num_kv_heads": [2, 4], "head_dim": 8}),
         ((RowsSpec(2, 8),), {"num_layers": 1, "num_kv_heads": 2, "head_dim": 8}),
+        ((RowsSpec(2, 8, value_dim=8),), {"num_layers": 1, "num_kv_heads": 2, "head_dim": 8}),
+        ((RowsSpec(2, 8, value_dim=4),), {"num_layers": 1, "num_kv_heads": 2, "head_dim": 8, "value_dim": 4}),
     ):
         loaded.resolved = replace(loaded.resolved, cache=replace(loaded.resolved.cache, layers=layers))
         assert loaded.compatibility["shape"] == wanted

@@ -47,7 +47,7 @@ IN_CODE: dict[str, set[str]] = {
     "kimi_linear": {"first_k_dense_replace", "max_position_embeddings", "n_group", "n_routed_experts", "norm_topk_prob"}
     | {"n_shared_experts", "num_experts_per_tok"},
     "gemma4_text": {"sliding_window", "global_head_dim"},
-    "exaone_moe": {"sliding_window"},
+    **{name: {"sliding_window"} for name in ("exaone_moe", "laguna", "mimo_v2_flash")},
     "phimoe": {"num_key_value_heads"},
     "gemma3n_text": {"sliding_window"},
     "gemma4_unified_text": {

@@ -187,7 +187,7 @@ static void attention(const Kernels& kernels, int format, int head_dim) {
   std::vector<float> best(rows * heads), total(best), values(rows * heads * width);
   AttentionJob job{};
   job.k = k.data(), job.v = v.data(), job.k_scales = k_scales.data(), job.v_scales = v_scales.data();
-  job.cache_format = format, job.head_dim = head_dim, job.num_heads = job.num_kv_heads = (int)heads;
+  job.cache_format = format, job.head_dim = job.value_dim = head_dim, job.num_heads = job.num_kv_heads = (int)heads;
   job.end = length, job.scale = 0.3f, job.num_rows = rows, job.q = q_at.data();
   job.visible_begin = first.data(), job.visible_end = last.data();
   job.max_score = best.data(), job.exp_sum = total.data(), job.value_sum = values.data(), job.scratch = scratch.data();

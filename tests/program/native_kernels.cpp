@@ -217,18 +217,19 @@ static double number(const std::vector<uint8_t>& rows, const std::vector<float>&
   return (double)((const int8_t*)rows.data())[at * head_dim + d] * scales[at];
 }
 
-static void attention(const Kernels& kernels, int format, int head_dim, int heads, int length, int num_rows, bool scattered, bool biased) {
-  const int size = format_bytes(format), width = (head_dim + 15) / 16 * 16;
+static void attention(const Kernels& kernels, int format, int head_dim, int value_dim, int heads, int length, int num_rows, bool scattered, bool biased) {
+  const int size = format_bytes(format), width = (value_dim + 15) / 16 * 16;
   Cache cache{std::vector<uint8_t>(length * heads * head_dim * size), {}, std::vector<float>(length * heads), {}};
-  cache.v = cache.k, cache.v_scales = cache.k_scales;
-  std::vector<float> x(width);
+  cache.v.resize(length * heads * value_dim * size), cache.v_scales = cache.k_scales;
   for (int at = 0; at < length * heads; at++)
     for (auto* rows : {&cache.k, &cache.v}) {
-      for (int d = 0; d < head_dim; d++) x[d] = normal();
+      const int dim = rows == &cache.k ? head_dim : value_dim;
+      std::vector<float> x(rounded(dim, 16));
+      for (int d = 0; d < dim; d++) x[d] = normal();
       auto& scales = rows == &cache.k ? cache.k_scales : cache.v_scales;
-      kernels.store_kv(x.data(), head_dim, format, rows->data() + at * head_dim * size, &scales[at]);
+      kernels.store_kv(x.data(), dim, format, rows->data() + at * dim * size, &scales[at]);
     }
-  std::vector<std::vector<float>> q(num_rows, std::vector<float>(width));
+  std::vector<std::vector<float>> q(num_rows, std::vector<float>(rounded(head_dim, 16)));
   std::vector<const float*> q_at;
   std::vector<int64_t> first(num_rows), last(num_rows), slots(length);
   for (int r = 0; r < num_rows; r++) {
@@ -242,17 +243,17 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
     for (float& bias : row) bias = normal();
     biases_at.push_back(row.data());
   }
-  std::vector<uint8_t> scratch((size_t)attention_scratch_bytes(head_dim, num_rows * heads));
+  std::vector<uint8_t> scratch((size_t)attention_scratch_bytes(std::max(head_dim, value_dim), num_rows * heads));
   std::vector<float> best(num_rows), total(num_rows), values(num_rows * width), alone(width);
   AttentionJob job{};
   job.k = cache.k.data(), job.v = cache.v.data(), job.k_scales = cache.k_scales.data(), job.v_scales = cache.v_scales.data();
-  job.cache_format = format, job.head_dim = head_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
+  job.cache_format = format, job.head_dim = head_dim, job.value_dim = value_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
   job.base = scattered ? -1 : 0, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
   job.num_rows = num_rows, job.q = q_at.data(), job.biases = biased ? biases_at.data() : nullptr, job.visible_begin = first.data(), job.visible_end = last.data();
   job.max_score = best.data(), job.exp_sum = total.data(), job.value_sum = values.data(), job.scratch = scratch.data();
   kernels.attend(job);
   for (int r = 0; r < num_rows; r++) {
-    std::vector<double> expected(head_dim), sizes(head_dim);
+    std::vector<double> expected(value_dim), sizes(value_dim);
     double sum = 0;
     for (int64_t p = first[r]; p < last[r]; p++) {
       const int64_t at = slots[p] * heads + heads - 1;
@@ -260,12 +261,12 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
       for (int d = 0; d < head_dim; d++) score += q[r][d] * number(cache.k, cache.k_scales, format, at, head_dim, d);
       const double weight = std::exp(0.3 * score + (biased ? biases[r][p] : 0));
       sum += weight;
-      for (int d = 0; d < head_dim; d++) {
-        const double value = number(cache.v, cache.v_scales, format, at, head_dim, d);
+      for (int d = 0; d < value_dim; d++) {
+        const double value = number(cache.v, cache.v_scales, format, at, value_dim, d);
         expected[d] += weight * value, sizes[d] += weight * std::fabs(value);
       }
     }
-    for (int d = 0; d < head_dim; d++) {
+    for (int d = 0; d < value_dim; d++) {
       // Where values are bfloat16 so are the weights: half a unit of 2**-8 each, in the values' sum and in the weights' own.
       const double allowed = format == AS_BFLOAT16 ? sizes[d] / sum / 256 + 1e-4 : 2e-3;
       expect(std::fabs(expected[d] / sum - values[r * width + d] / total[r]) < allowed, "attention", format, head_dim, length);
@@ -296,11 +297,13 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
   const std::vector<float> before = all_values;
   const uint16_t nan16 = format == AS_FLOAT16 ? 0x7e00 : 0x7fc0;
   for (int position : {length - 1, 0}) {
-    const size_t from = (size_t)(slots[(size_t)position] * heads), entries = (size_t)(heads * head_dim), begin = from * (size_t)head_dim;
-    for (auto* rows : {&cache.k, &cache.v})
+    const size_t from = (size_t)(slots[(size_t)position] * heads);
+    for (auto* rows : {&cache.k, &cache.v}) {
+      const size_t dim = (size_t)(rows == &cache.k ? head_dim : value_dim), entries = (size_t)heads * dim, begin = from * dim;
       for (size_t i = 0; i < entries && format != AS_INT8; i++)
         if (format == AS_FLOAT32) ((float*)rows->data())[begin + i] = NAN;
         else ((uint16_t*)rows->data())[begin + i] = nan16;
+    }
     for (auto* scales : {&cache.k_scales, &cache.v_scales})
       for (size_t h = 0; h < (size_t)heads; h++) (*scales)[from + h] = NAN;
     kernels.attend(job);
@@ -438,8 +441,10 @@ int main(int argc, char** argv) {
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})
           for (bool scattered : {true, false}) {
-            for (bool biased : {true, false}) attention(*kernels, format, head_dim, 2, length, 1 + length % 9, scattered, biased);
-            if (length > 15) attention(*kernels, format, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered, !scattered);
+            for (bool biased : {true, false}) attention(*kernels, format, head_dim, head_dim, 2, length, 1 + length % 9, scattered, biased);
+            if (length > 15) attention(*kernels, format, head_dim, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered, !scattered);
+            for (int value_dim : {20, 32, 96})
+              if (length > 15 && value_dim != head_dim) attention(*kernels, format, head_dim, value_dim, 3, length, 5, scattered, scattered);
           }
     kernels->end_step(mode);
     std::printf("%s: %d differences\n", kernels->name, failures);

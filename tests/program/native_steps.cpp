@@ -58,6 +58,8 @@ struct Shape {
   std::vector<int> schemes;  // of the units, in turn
   int second_kv_heads = 0, second_head_dim = 0;  // of the second layer, if they differ
   bool departs = false;  // norms behind blocks and over all heads, sinks, temperatures, scales; routing as DeepSeek has it
+  int second_heads = 0;  // of the second layer, if they are others
+  int value_dim = 0, gates = 0;  // entries of a head of v, if they are others than k's; gates of a head's result
 };
 
 constexpr int VOCAB = 77, LAYERS = 2, POSITIONS = 300, SLOTS = 700;
@@ -80,11 +82,12 @@ struct TestModel {
     ops.push_back(embed);
     for (int layer = 0; layer < LAYERS; layer++) {
       if (layer && s.second_head_dim) shape.kv_heads = s.second_kv_heads, shape.head_dim = s.second_head_dim;
+      if (layer && s.second_heads) shape.heads = s.second_heads;
       add_layer();
     }
     add_norm(TM_MLP_IN, TM_LOGITS);
     add_linear(TM_LOGITS, TM_MLP_IN, 0, s.hidden, VOCAB, GROUP);
-    model = {s.hidden, s.heads, s.intermediate, VOCAB, s.cache_format, ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
+    model = {s.hidden, s.intermediate, VOCAB, s.cache_format, ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
     model.num_ranks = 1;
   }
 
@@ -149,22 +152,27 @@ struct TestModel {
   }
 
   void add_attention() {
-    const int dim = shape.head_dim, heads = shape.heads + 2 * shape.kv_heads;
-    const int64_t size = (int64_t)SLOTS * shape.kv_heads * dim * format_bytes(shape.cache_format);
+    const int dim = shape.head_dim, value_dim = shape.value_dim ? shape.value_dim : dim;
+    const int outputs = (shape.heads + shape.kv_heads) * dim + shape.kv_heads * value_dim;
+    const bool uneven = value_dim != dim, stores = shape.departs || uneven;
+    const size_t size = (size_t)(SLOTS * shape.kv_heads * format_bytes(shape.cache_format));
     TmOp attend = op(TM_ATTEND);
     attend.to = TM_ATTENDED, attend.scale = 1 / std::sqrt((float)dim), attend.window = shape.window;
-    attend.num_kv_heads = shape.kv_heads, attend.head_dim = dim;
+    attend.heads = shape.heads, attend.num_kv_heads = shape.kv_heads, attend.head_dim = dim, attend.value_dim = value_dim;
     attend.softcap = shape.window ? 20.0f : 0;
-    attend.k_rows = keep(std::vector<uint8_t>((size_t)size)), attend.v_rows = keep(std::vector<uint8_t>((size_t)size));
+    attend.k_rows = keep(std::vector<uint8_t>(size * (size_t)dim)), attend.v_rows = keep(std::vector<uint8_t>(size * (size_t)value_dim));
     if (shape.cache_format == AS_INT8) {
       attend.k_scales = (float*)keep(std::vector<float>((size_t)(SLOTS * shape.kv_heads)));
       attend.v_scales = (float*)keep(std::vector<float>((size_t)(SLOTS * shape.kv_heads)));
     }
-    add_linear(shape.departs ? TM_STORE : TM_QKV, TM_ATTENTION_IN, 0, shape.hidden, heads * dim, dim);
-    ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = dim;
+    add_linear(stores ? TM_STORE : TM_QKV, TM_ATTENTION_IN, 0, shape.hidden, outputs, uneven ? GROUP : dim);
+    const auto set_heads = [&](TmOp& of) {
+      of.heads = shape.heads, of.num_kv_heads = shape.kv_heads, of.head_dim = dim, of.value_dim = value_dim;
+    };
+    if (!uneven) set_heads(ops.back());
+    if (stores) ops.push_back(op(TM_HEADS)), set_heads(ops.back());
     if (shape.departs) {
-      ops.push_back(op(TM_HEADS));
-      ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = dim, ops.back().norm_scope = TM_ALL_HEADS;
+      ops.back().norm_scope = TM_ALL_HEADS;
       ops.back().q_norm = keep(normals(shape.heads * dim, 0.1f, 1)), ops.back().k_norm = keep(normals(shape.kv_heads * dim, 0.1f, 1));
       ops.back().temperatures = keep(normals(POSITIONS, 0.1f, 1));
       attend.sinks = keep(normals(shape.heads));
@@ -176,8 +184,12 @@ struct TestModel {
     }
     qkv.k_rows = attend.k_rows, qkv.v_rows = attend.v_rows, qkv.k_scales = attend.k_scales, qkv.v_scales = attend.v_scales;
     if (shape.qk_norm) qkv.q_norm = keep(normals(dim, 0.1f, 1)), qkv.k_norm = keep(normals(dim, 0.1f, 1));
+    if (shape.gates) {
+      attend.gated = 1, attend.activation = SOFTPLUS, attend.columns = shape.heads * shape.gates;
+      add_linear(TM_STORE, TM_ATTENTION_IN, 0, shape.hidden, attend.columns, GROUP);
+    }
     ops.push_back(attend);
-    add_after(TM_ATTENDED, shape.heads * dim);
+    add_after(TM_ATTENDED, shape.heads * value_dim);
   }
 
   void add_linear(int epilogue, int from, int to, int inputs, int outputs, int rows, int experts = 0) {
@@ -421,6 +433,9 @@ int main() {
       {"superblocks", 256, 4, 2, 64, 256, 64, AS_BFLOAT16, 0, 0, 0, true, false, false, {Q4_SUPER, Q6_SUPER, Q5_SUPER}},
       {"narrower layers", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, true, {Q4_MIN, Q8}, 6, 22},
       {"wider layers", 64, 6, 6, 16, 96, 16, AS_INT8, 30, 0, 0, true, false, false, {Q8, Q4_MIN, FLOAT32}, 1, 64},
+      {"gates and more heads", 64, 4, 2, 20, 70, 16, AS_INT8, 30, 0, 0, true, false, true, {Q8, BFLOAT16}, 0, 0, false, 8, 0, 1},
+      {"narrow values", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 40, 0, 0, true, false, false, {BFLOAT16, Q8}, 0, 0, false, 0, 20},
+      {"wide values", 64, 6, 2, 16, 96, 16, AS_INT8, 0, 0, 0, true, false, true, {Q8, FLOAT32}, 0, 0, false, 0, 40, 40},
       {"departures", 64, 4, 2, 20, 70, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {FLOAT32, BFLOAT16}, 0, 0, true},
       {"routing", 64, 4, 2, 20, 70, 20, AS_INT8, 30, 6, 3, true, false, false, {Q8, Q4_MIN}, 0, 0, true},
       {"many experts", 64, 4, 2, 20, 40, 20, AS_BFLOAT16, 0, 64, 8, true, false, false, {Q8, BFLOAT16, Q4}},

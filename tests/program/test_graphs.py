@@ -118,6 +118,8 @@ REFUSED = {
     "olmo2": "norm over all heads of q and k",
     "deepseek_v3": "does not compute latent",
     "llama4_text": "attention temperature by position",
+    "laguna": "does not compute gated_attention",
+    "mimo_v2_flash": "does not compute values of another width than keys",
 }
 
 

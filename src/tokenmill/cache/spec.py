@@ -14,12 +14,18 @@ from tokenmill.settings.engine_config import DTYPES
 
 
 class RowsSpec(NamedTuple):
-    """Rows of K and V of so many heads. window: past tokens that a query sees, None for all. is_latent: K is V, too."""
+    """Rows of K and V. window: past tokens that a query sees, None for all. is_latent: K is V. value_dim: V's width."""
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
     is_latent: bool = False
+    value_dim: int | None = None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of a head in K and V, or in the row that is both."""
+        return (self.head_dim,) if self.is_latent else (self.head_dim, self.value_dim or self.head_dim)
 
 
 class StateSpec(NamedTuple):
@@ -87,4 +93,4 @@ class CacheSpec:
 def kv_bytes_per_token(layers: Iterable[RowsSpec], dtype: str, cache_format: str) -> int:
     """Count the bytes of K and V of one token in all layers that keep rows."""
     stored = find_format(cache_format)
-    return sum((2 - rows.is_latent) * stored.row_bytes(rows.num_kv_heads, rows.head_dim, dtype) for rows in layers)
+    return sum(stored.row_bytes(rows.num_kv_heads, width, dtype) for rows in layers for width in rows.widths)

@@ -19,8 +19,9 @@ class TmOp(Structure):
     _fields_ = _fields(
         (
             c_int32,
-            "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim kv_parts",
+            "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim value_dim",
         ),
+        (c_int32, "kv_parts"),
         (c_int32, "of_inputs by_head rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
         (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first decays"),
         (c_int32, "sparse streams stream rows coded"),
@@ -39,7 +40,7 @@ class TmOp(Structure):
 
 class TmModel(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden num_heads intermediate vocab cache_format"),
+        (c_int32, "hidden intermediate vocab cache_format"),
         (POINTER(TmOp), "ops"),
         (c_int32, "num_ops num_threads"),
         (c_char_p, "build"),

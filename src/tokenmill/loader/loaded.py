@@ -114,6 +114,8 @@ def _shape(cache: CacheSpec) -> dict[str, Any]:
     rows = cache.rows
     states = {number: kept for number, kept in enumerate(cache.layers) if isinstance(kept, StateSpec)}
     of_each = {"num_kv_heads": [each.num_kv_heads for each in rows], "head_dim": [each.head_dim for each in rows]}
+    if any(len(set(each.widths)) > 1 for each in rows):
+        of_each["value_dim"] = [each.widths[-1] for each in rows]
     same = {name: values[0] if len(set(values)) == 1 else values for name, values in of_each.items()}
     told = (
         {

@@ -212,7 +212,8 @@ def _attention_operations(model: ModelConfig, depth: float) -> float:
     """
     decoder = describe(model)
     readers = _readers(decoder)
-    attention = sum(4 * block.num_heads * block.rows.head_dim * _seen(block, depth) for block in readers)
+    read = [(block, block.rows.widths) for block in readers]
+    attention = sum(2 * block.num_heads * (widths[0] + widths[-1]) * _seen(block, depth) for block, widths in read)
     return attention + 5 * sum(state.num_bytes for state in states_of(decoder)) / DTYPES["float32"]
 
 

@@ -63,11 +63,12 @@ class MlpBlock:
 
 
 SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
-SEVERAL, DISTANCES = "several mixers", "a bias of scores by distance"
+SEVERAL, DISTANCES, UNEQUAL = "several mixers", "a bias of scores by distance", "values of another width than keys"
 BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
 STREAMS, SPARSE = "several streams of each token", "gates of which the largest are kept"
 BOTH_WAYS, NORMED_SUMS = "attention to later tokens", "norms of sums"
-RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE, BOTH_WAYS, NORMED_SUMS, DISTANCES)
+RARITIES: tuple[str, ...] = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE)
+RARITIES += (BOTH_WAYS, NORMED_SUMS, DISTANCES, UNEQUAL)
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class LayerDescription:
             SEVERAL: len(self.mixers) > 1,
             SHARED_ROWS: any(block.source is not None for block in blocks),
             VALUES: any(block.value_norm is not None or block.value_is_key for block in blocks),
+            UNEQUAL: any(block.value_dim != block.head_dim for block in blocks),
             SCALAR: self.scalar,
             BOTH_WAYS: any(block.shape.both_ways for block in blocks),
             NORMED_SUMS: self.norms_sums,

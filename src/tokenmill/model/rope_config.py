@@ -55,17 +55,6 @@ class Beside:
     scaled: bool
 
 
-def read_ropes(reader: ConfigReader, kinds: Mapping[str, Beside]) -> dict[str, Rope]:
-    """Read ropes by kind of layer: from `rope_parameters` nested by kind (transformers 5), from the keys that older
-    files have beside them, or from both, which transformers joins: `rope_scaling` goes before nested parameters.
-    """
-    head_dim, context = reader.head_dim(), reader.context()
-    older, nested = reader.inside("rope_scaling").values, reader.inside("rope_parameters")
-    given = {kind: {**nested.inside(kind).values, **(older if kinds[kind].scaled else {})} for kind in kinds}
-    nested.refuse_unread(nested.values)
-    return {kind: rope_within(reader, given[kind], head_dim, context, beside) for kind, beside in kinds.items()}
-
-
 _PLAIN = Beside("rope_theta", 10000.0, scaled=True)
 
 

@@ -17,6 +17,7 @@ from tokenmill.model.description import DecoderDescription
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
+from tokenmill.model.mixers.gated_attention import GatedAttentionBlock
 from tokenmill.model.mixers.kda import KimiDeltaBlock
 from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
@@ -88,6 +89,15 @@ def _attention(block: AttentionBlock, rank: int, ranks: int) -> MixerShare:
         kinds = {"weight": norm.weight, "bias": norm.bias}
         vectors |= {f"{role}.{kind}": [of_role] for kind, is_there in kinds.items() if is_there and norm.heads > 1}
     return MixerShare(own, {"qkv": part_rows(block.qkv.parts, parts)}, vectors, [Cut(1, [kv_heads])])
+
+
+def _gated_attention(block: GatedAttentionBlock, rank: int, ranks: int) -> MixerShare:
+    share = _attention(block, rank, ranks)
+    kv_heads = divide(block.num_kv_heads, ranks)[rank]
+    own = times(kv_heads, block.num_heads // block.num_kv_heads * block.gate_dim)
+    of_heads: Any = share.block
+    mine = replace(of_heads, gate=_with_parts(block.gate, [[own]]))
+    return replace(share, block=mine, rows={**share.rows, "gate": [own]})
 
 
 def _short_conv(block: ShortConvBlock, rank: int, ranks: int) -> MixerShare:
@@ -179,6 +189,7 @@ def _absent(block: Mixer, rank: int, ranks: int) -> MixerShare:
 
 SHARES: dict[str, Callable[[Any, int, int], MixerShare]] = {
     "attention": _attention,
+    "gated_attention": _gated_attention,
     "short_conv": _short_conv,
     "delta_net": _delta_net,
     "kda": _kda,

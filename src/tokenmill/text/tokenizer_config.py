@@ -38,8 +38,8 @@ _REGISTERED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys("qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text".split(), "Qwen3_5Tokenizer"),
         **dict.fromkeys(
             """ernie4_5 ernie4_5_moe glm glm4 glm4_moe glm4_moe_lite gpt_bigcode granite granitemoe granitemoehybrid
-            granitemoeshared internlm3 kimi_k25 kimi_linear minicpm3 minimax_m2 ministral3 mistral mistral3 mixtral
-            nemotron olmo2 olmo3 olmo_hybrid phi3 phimoe stablelm""".split(),
+            granitemoeshared internlm3 kimi_k25 kimi_linear mimo_v2_flash minicpm3 minimax_m2 ministral3 mistral
+            mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid phi3 phimoe stablelm""".split(),
             _GENERIC,
         ),
     }

@@ -185,6 +185,16 @@ def test_a_format_may_be_named():
         tools_of(tokenizer_of(TEMPLATES["hermes"]), "qwen3_coder")
 
 
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [('</arg_key>" -}}\n  {{- "', "glm47"), ('</arg_key>" }}{{- "', "glm47"), ('</arg_key>\\n" -}}\n{{- "', "glm45")],
+)
+def test_a_template_may_write_the_words_in_several_texts(end, name):
+    """As Laguna's do: "</arg_key>" -}}{{- "<arg_value>"."""
+    calls = f'{{% for f in tools %}}<tool_call>{{{{- "<arg_key>" ~ f ~ "{end}<arg_value>" -}}}}{{% endfor %}}'
+    assert tools_of(tokenizer_of(calls)).form.name == name
+
+
 def test_control_tokens_of_a_format_are_shown():
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.add_special_tokens(["</s>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"])

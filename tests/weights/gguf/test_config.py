@@ -498,12 +498,36 @@ def test_what_llama_cpp_itself_writes_for_later_families():
         ("dots1", RMS, "no 'dots1.expert_gating_func', which is required"),
         ("apertus", RMS | {"rope.novel": 1}, "keys that tokenmill does not know: apertus.rope.novel = 1"),
         ("granite", RMS, "no 'granite.logit_scale', which is required"),
+        ("laguna", RMS | {"attention.head_count": [4, 2, 2]}, "or a whole number, for each of 2 layers"),
+        ("laguna", RMS | {"expert_weights_norm": False}, "laguna.expert_weights_norm = False is not implemented"),
+        (
+            "mimo2",
+            RMS | {"attention.key_length": 16},
+            "mimo2.attention.sliding_window_pattern = None is not allowed: a list that says which layers have a window",
+        ),
+        (
+            "mimo2",
+            RMS
+            | {"attention.key_length": 16, "attention.sliding_window_pattern": [0, 1], "attention.head_count_kv": 2},
+            "mimo2.attention.head_count_kv = [2, 2] is not allowed: twice as many in layers with a window",
+        ),
         ("mistral3", RMS | {"attention.temperature_scale": -0.1}, "temperature_scale = -0.1 is not allowed"),
         ("exaone4", RMS | {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True]}, "for each of 2"),
     ],
 )
 def test_later_families_are_read_as_strictly(arch, pairs, message):
     assert message in refused(arch, pairs)
+
+
+def test_the_first_of_four_layers_of_laguna_has_no_window_where_no_key_says_otherwise():
+    keys = RMS | EXPERTS | {"attention.sliding_window": 4, "leading_dense_block_count": 1}
+    keys |= {"expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 24, "expert_weights_norm": True}
+    tensors = TENSORS | {"blk.0.attn_gate.weight": (4, 64)}
+    found = config_of("laguna", keys, tensors)
+    assert found["layer_types"] == ["full_attention", "sliding_attention"]
+    assert found["gating"] == "per-head" and found["mlp_layer_types"] == ["dense", "sparse"]
+    for pattern in (2, [False, True]):
+        assert config_of("laguna", keys | {"attention.sliding_window_pattern": pattern}, tensors) == found
 
 
 def test_numbers_of_xielu_are_those_of_transformers():

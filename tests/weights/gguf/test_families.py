@@ -55,6 +55,7 @@ SKIPPED = {
     "nemotron": "attention.layer_norm_rms_epsilon",
     "deepseek2": "expert_group_used_count",  # where no groups are chosen
     "kimi-linear": "attention.value_length",  # of a head, which says nothing of a row
+    "laguna": "rope.dimension_count_swa rope.freq_base_swa",  # also where no layer has a window
     "phi2": "feed_forward_length",
     "solar_open": "feed_forward_length",  # of MLPs that no layer has
     **dict.fromkeys(("qwen35", "qwen35moe"), "rope.dimension_sections"),  # of which a small head has fewer

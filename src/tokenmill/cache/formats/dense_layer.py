@@ -11,9 +11,8 @@ class DenseLayer:
     """One layer's K and V, one allocation of shape [S, K, H] each."""
 
     def __init__(self, num_slots: int, rows: RowsSpec, dtype: str, zeros: Zeros) -> None:
-        self.dtype, self.kinds = getattr(torch, dtype), ("k",) if rows.is_latent else ("k", "v")
-        shape = (num_slots, rows.num_kv_heads, rows.head_dim)
-        self.tensors = tuple(zeros(shape, self.dtype) for _ in self.kinds)
+        self.dtype, self.kinds = getattr(torch, dtype), ("k", "v")[: len(rows.widths)]
+        self.tensors = tuple(zeros((num_slots, rows.num_kv_heads, width), self.dtype) for width in rows.widths)
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         for stored_SKH, rows_TKH in zip(self.tensors, (k_TKH, v_TKH), strict=False):

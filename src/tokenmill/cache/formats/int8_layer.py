@@ -15,11 +15,10 @@ class Int8Layer:
     """One layer's K and V: codes [S, K, H] and scales [S, K] each. Reading gives values in the model's dtype."""
 
     def __init__(self, num_slots: int, rows: RowsSpec, dtype: str, zeros: Zeros) -> None:
-        self.dtype, count = getattr(torch, dtype), 2 - rows.is_latent
+        self.dtype, heads = getattr(torch, dtype), (num_slots, rows.num_kv_heads)
         self.kinds = ("k", "k_scales") if rows.is_latent else ("k", "v", "k_scales", "v_scales")
-        shape = (num_slots, rows.num_kv_heads, rows.head_dim)
-        codes, scales = ((shape, torch.int8), (shape[:2], torch.float32))
-        self.tensors = tuple(zeros(*each) for each in (codes, scales) for _ in range(count))
+        codes = [zeros((*heads, width), torch.int8) for width in rows.widths]
+        self.tensors = (*codes, *(zeros(heads, torch.float32) for _ in codes))
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         codes, scales = self._divided()

@@ -32,7 +32,7 @@ class Gather(Attend):
                 k_LKH, v_LKH = layer.gather(span.slots_L[first:])
             q = q_TNH if len(step.spans) == 1 else q_TNH[span.first : span.first + span.count]
             # SDPA sums heads whose rows lie unaligned in an order that depends on how many lie beside each other.
-            if shape.is_plain and (q.dtype != torch.float32 or q.shape[-1] % 4 == 0):
+            if shape.is_plain and k_LKH.shape == v_LKH.shape and (q.dtype != torch.float32 or q.shape[-1] % 4 == 0):
                 parts.append(_attend_span(q, k_LKH, v_LKH, step, span, shape))
             else:
                 parts.append(attend_written_out(q, k_LKH, v_LKH, step, span, shape, sinks_N))
@@ -92,7 +92,7 @@ def attend_written_out(
     added_K = step.bias.added_to(mask_TL, span, num_kv_heads) if shape.distances else [mask_TL] * num_kv_heads
     heads_KLH = zip(q_KGTH, k_LKH.unbind(1), v_LKH.unbind(1), sinks_KG, added_K, strict=True)
     out_KGTH = torch.stack([_attend_head(*head, shape) for head in heads_KLH])
-    return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(q_TNH.dtype)
+    return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, -1).to(q_TNH.dtype)
 
 
 def _attend_head(

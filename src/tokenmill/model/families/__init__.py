@@ -270,6 +270,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         "vocab_size": lambda: reader.count("vocab_size"),
         "hidden_size": lambda: reader.count("hidden_size"),
         "num_layers": reader.num_layers,
+        "num_heads": lambda: heads,
         "num_kv_heads": lambda: reader.count("num_key_value_heads", heads),
         "head_dim": reader.head_dim,
         "intermediate_size": lambda: reader.count("intermediate_size"),
@@ -294,7 +295,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         "embedding_bits": embedding_bits,
     }
     fields["tie_embeddings"] &= fields["has_head"]
-    return ModelConfig(family=reader.family, num_heads=heads, **fields)
+    return ModelConfig(family=reader.family, **fields)
 
 
 def _without_aliases(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:

@@ -27,7 +27,8 @@ from tokenmill.model.families.in_gguf import (
     window_metadata,
 )
 from tokenmill.model.families.llama import NAMES
-from tokenmill.model.rope_config import Beside, read_ropes
+from tokenmill.model.rope_config import Beside
+from tokenmill.model.ropes_by_kind import read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
 NORMS_ON_BOTH_SIDES = {

@@ -18,7 +18,7 @@ from tokenmill.model.families.gemma import NORMS_ON_BOTH_SIDES, ROPES
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.per_layer import STORED_AS
-from tokenmill.model.rope_config import read_ropes
+from tokenmill.model.ropes_by_kind import read_ropes
 from tokenmill.model.sparse import SparseMlpBlock
 from tokenmill.model.streams import StreamsBlock, StreamsInputs
 from tokenmill.value_reader import ValueReader

@@ -218,9 +218,9 @@ class GGUFKeys(ValueReader):
         self.num_rotary = self.count("rope.dimension_count", head_dim, maximum=head_dim)
         return self.num_rotary
 
-    def rotated_part(self, head_dim: int) -> float:
+    def rotated_part(self, head_dim: int, rotary: int | None = None) -> float:
         """Read the rotated entries as a part of the head. Readers multiply and cut off, so that rounding costs none."""
-        rotary, part = self.rotary(head_dim), self.rotary(head_dim) / max(head_dim, 1)
+        part = (rotary := self.rotary(head_dim) if rotary is None else rotary) / max(head_dim, 1)
         return part if int(head_dim * part) == rotary else math.nextafter(part, 2)
 
     def has(self, name: str) -> bool:

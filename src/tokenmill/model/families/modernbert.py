@@ -24,7 +24,8 @@ from tokenmill.model.families.in_gguf import (
     symmetric_window,
 )
 from tokenmill.model.families.llama import NAMES
-from tokenmill.model.rope_config import Beside, read_ropes
+from tokenmill.model.rope_config import Beside
+from tokenmill.model.ropes_by_kind import read_ropes
 
 _LAYER = "layers.{i}."
 _MODERNBERT_NAMES = {

@@ -13,7 +13,8 @@ from tokenmill.model.families.described import plain_attention
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired, window_metadata
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
-from tokenmill.model.rope_config import Beside, read_ropes, rope_of
+from tokenmill.model.rope_config import Beside, rope_of
+from tokenmill.model.ropes_by_kind import read_ropes
 
 AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},

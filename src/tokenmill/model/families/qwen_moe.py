@@ -20,7 +20,8 @@ from tokenmill.model.families.in_gguf import (
     window_metadata,
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
-from tokenmill.model.rope_config import Beside, default_rope, read_ropes
+from tokenmill.model.rope_config import Beside, default_rope
+from tokenmill.model.ropes_by_kind import read_ropes
 
 _MLP = "layers.{i}.mlp."
 

@@ -62,8 +62,6 @@ _NAMES: Mapping[str, str] = {
     # As a GGUF file. llama.cpp weighs the experts of this family otherwise than its authors do.
     "its router weighs each expert by a softmax of its own, which GGUF does not say": r"phimoe",
     "its weights are ternary, and its norms inside attention and MLP": r"bitnet.*",
-    "its layers have different numbers of heads, and a gate by softplus": r"laguna.*",
-    "its values are narrower than its keys, and some layers alone have sinks": r"mimo[_-]?v?2.*",
     "its positions are added to the scores (ALiBi)": r"bloom mpt refact jais",
 }
 _CLASSES: Mapping[str, str] = {
@@ -75,7 +73,7 @@ _CLASSES: Mapping[str, str] = {
 _OTHERS = r"""
     apertus1p5.* arctic baichuan bailingmoe.* beam biogpt chatglm codegen codeshell cohere2_moe cpmant ctrl
     cwm dbrx deci deepseek deepseek_v4 diffllama doge exaone falcon flex_olmo flint gpt-sw3 gpt_neo
-    gpt_neox_japanese gptj granite_swa granitemoe_swa grok.* hy_v4 internlm2? jais2 mimo
+    gpt_neox_japanese gptj granite_swa granitemoe_swa grok.* hy_v4 internlm2? jais2 mimo(_v2)?
     minicpm minimax_m3.* ministral modernbert-decoder nemotron-nas openai-gpt openelm opt orion persimmon phi-msft
     plamo3? qwen smallthinker stablelm_epoch step3.* vaultgemma xglm xverse"""
 

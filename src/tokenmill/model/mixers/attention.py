@@ -33,9 +33,7 @@ class AttentionBlock:
     value_is_key: bool = False
     source: int | None = None
 
-    @property
-    def name(self) -> str:
-        return "attention"
+    name = "attention"
 
     @property
     def keeps(self) -> LayerSpec:
@@ -44,7 +42,13 @@ class AttentionBlock:
     @property
     def rows(self) -> RowsSpec:
         """The rows that it reads. A text that is computed whole reads all of them at once, whatever the window."""
-        return RowsSpec(self.num_kv_heads, self.head_dim, None if self.shape.both_ways else self.shape.window)
+        window = None if self.shape.both_ways else self.shape.window
+        return RowsSpec(self.num_kv_heads, self.head_dim, window, value_dim=self.value_dim)
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a head's values, and of its results."""
+        return self.out.inputs // self.num_heads
 
     @property
     def norms_heads(self) -> bool:

@@ -28,7 +28,8 @@ class Attention(nn.Module):
 
     def __init__(self, block: AttentionBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = block.num_heads, block.num_kv_heads, block.head_dim
+        self.num_heads, self.num_kv_heads = block.num_heads, block.num_kv_heads
+        self.head_dim, self.value_dim = block.head_dim, block.value_dim
         self.qkv = make_linear(block.qkv, scheme, fused)
         self.out = make_linear(block.out, scheme, fused)
         self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in (*block.qk_norms, None, None)[:2])
@@ -40,18 +41,20 @@ class Attention(nn.Module):
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step, attend: Attend) -> Tensor:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        gqkv_TNH = self.qkv(x_TD).unflatten(1, (-1, self.head_dim))
-        qkv_TNH = gqkv_TNH[:, self.num_gates :]
-        v_TKH = qkv_TNH[:, -kv_heads:]  # which are the keys where there are no others
-        if self.q_norm is None:
-            qk_TNH = qkv_TNH[:, : heads + kv_heads]
-            if angles is not None:
-                qk_TNH = self.rotate(qk_TNH, *angles)
-            q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
-        else:
-            q_TNH = self._turned(self.q_norm, qkv_TNH[:, :heads], angles)
-            k_TKH = qkv_TNH[:, heads : heads + kv_heads]
+        return self.out(self.attended(x_TD, angles, layer_kv, step, attend).flatten(1))  # type: ignore[no-any-return]
+
+    def attended(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step, attend: Attend) -> Tensor:
+        """Compute the results of all heads, [T, N, H]."""
+        heads, kv_heads, products_TF = self.num_heads, self.num_kv_heads, self.qkv(x_TD)
+        count = self.num_gates + heads + (0 if self.reads_others else kv_heads)
+        gqk_TNH = products_TF[:, : count * self.head_dim].unflatten(1, (count, self.head_dim))
+        qk_TNH, values = gqk_TNH[:, self.num_gates :], kv_heads * self.value_dim
+        v_TKH = products_TF[:, -values:].unflatten(1, (kv_heads, -1))  # the keys where there are no others
+        if self.q_norm is None and angles is not None:
+            qk_TNH = self.rotate(qk_TNH, *angles)
+        q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
+        if self.q_norm is not None:
+            q_TNH = self._turned(self.q_norm, q_TNH, angles)
             k_TKH = k_TKH if self.k_norm is None else self._turned(self.k_norm, k_TKH, angles)
         if self.temperature is not None:
             q_TNH = q_TNH * temperatures(step.positions_T, *self.temperature).to(q_TNH.dtype)
@@ -61,8 +64,8 @@ class Attention(nn.Module):
         else:
             out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
         if self.num_gates:
-            out_TNH = out_TNH * sigmoid(gqkv_TNH[:, : self.num_gates])
-        return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
+            out_TNH = out_TNH * sigmoid(gqk_TNH[:, : self.num_gates])
+        return out_TNH
 
     def _turned(self, norm: nn.Module, x_TNH: Tensor, angles: Angles | None) -> Tensor:
         """Norm and rotate heads, in the model's order."""

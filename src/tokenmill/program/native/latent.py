@@ -36,7 +36,8 @@ def add_latent(
     cache: dict[str, Any] = {KV_FIELDS[kind]: place for kind, place in places.items()}
     cache |= {KV_FIELDS[f"v{kind[1:]}"]: place for kind, place in places.items()}
     heads: dict[str, Any] = {"experts": block.num_heads, "chosen": block.num_heads}
-    sizes: dict[str, Any] = {"num_kv_heads": 1, "head_dim": block.row_dim}
+    sizes: dict[str, Any] = {"heads": block.num_heads, "num_kv_heads": 1}
+    sizes |= dict.fromkeys(("head_dim", "value_dim"), block.row_dim)
 
     def of_heads(role: str, matrix: Projection, epilogue: int, **fields: Any) -> None:
         matrices = [(layer, f"latent.{role}.{head}") for head in range(block.num_heads)]
@@ -53,7 +54,7 @@ def add_latent(
     norm = {"weight": ops.factors(join(layer, "latent.kv_norm"), block.kv_norm), "eps": block.kv_norm.eps}
     parts = {"block": block.rope_dim, "columns": block.plain_dim, "query": query, "key": key, "by_head": 1}
     ops.add(LATENT_ROWS, to=GATHERED, **heads, **sizes, **parts, **norm, **cache, **positions)
-    of_heads("keys", block.key, QUERY, head_dim=block.row_dim)
+    of_heads("keys", block.key, QUERY, head_dim=block.row_dim, heads=block.num_heads)
     shape = block.shape
     facts = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
     ops.add(ATTEND, to=GATHERED, by_head=block.latent_dim, **facts, **heads, **cache, **sizes)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.pool import LayerKept, LayerStates
 from tokenmill.kernels.native_structs import TmOp
 from tokenmill.model.beside import BesideBlock
@@ -23,26 +22,22 @@ from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.model.sparse import SparseMlpBlock
 from tokenmill.model.streams import StreamsInputs
+from tokenmill.program.native.attention import add_attention, behind_gates
 from tokenmill.program.native.latent import add_latent
-from tokenmill.program.native.layouts import KV_FIELDS, TILE
+from tokenmill.program.native.layouts import TILE
 from tokenmill.program.native.lent import LentOps, add_embedding, add_lent_head
 from tokenmill.program.native.mtp import add_mtp
 from tokenmill.program.native.op_list import (
     ACTIVATED,
     ADD,
-    ALL_HEADS,
-    ATTEND,
-    ATTENDED,
     ATTENTION_IN,
     CHOOSE,
     COMBINE,
     COPY,
-    EACH_HEAD,
     EXPERT,
     GATED,
     GATED_SHARED,
     GATHERED,
-    HEADS,
     IDENTITY,
     IN_PLACE,
     LATENT,
@@ -51,8 +46,6 @@ from tokenmill.program.native.op_list import (
     MLP_INNER,
     NO_SHARED,
     NORM,
-    OWN_HEAD,
-    QKV,
     ROUTER,
     SHARED,
     SHARED_GATE,
@@ -140,7 +133,7 @@ class Ops:
         if description.mixes:
             for mixer, own in zip(description.mixers, kept, strict=True):
                 self._mixer(layer, description, mixer, own)
-            self._after(layer, "attention_after_norm", description, column=_behind_gates(description))
+            self._after(layer, "attention_after_norm", description, column=behind_gates(description.mixers))
         around.between(description.before)
         if description.mlp is None:
             return
@@ -189,7 +182,7 @@ class Ops:
             add_latent(self._list, layer, mixer, kept, self._tables.fields(mixer), self._joins(description))
         else:
             assert isinstance(mixer, AttentionBlock), "other mixers keep states"
-            self._attention(layer, description, mixer, kept)
+            add_attention(self._list, layer, mixer, kept, self._tables, self._joins(description))
 
     def _before(self, layer: int, role: str, description: LayerDescription, to: int) -> None:
         """Add the operation that makes the input of attention or of an MLP."""
@@ -216,44 +209,6 @@ class Ops:
         weight, bias = self._list.factors(path, norm), self._list.keep(f"{path}.bias") if norm.bias else None
         fields: dict[str, Any] = {"weight": weight, "bias": bias, "eps": norm.eps, **more}
         self._list.add(NORM, to=to, epilogue=epilogue, centred=int(norm.kind == "layer"), **fields)
-
-    def _attention(self, layer: int, description: LayerDescription, block: AttentionBlock, layer_kv: LayerKV) -> None:
-        shape = block.shape
-        tensors = zip((KV_FIELDS[kind] for kind in layer_kv.kinds), layer_kv.tensors, strict=True)
-        cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
-        sizes: dict[str, Any] = {
-            "num_kv_heads": block.num_kv_heads,
-            "head_dim": block.head_dim,
-            "gated": int(block.gated),
-            "kv_parts": len(block.qkv.parts) - 1,
-        }
-        units: dict[str, Any] = {"unit": block.head_dim, "whole": True}
-        heads = cache | sizes | self._tables.fields(block) | self._head_norms(layer, block)
-        qkv, out = [(layer, "attention.qkv")], [(layer, "attention.out")]
-        if heads.get("norm_scope") == ALL_HEADS:
-            self._list.linear(qkv, block.qkv, STORE, ATTENTION_IN, **units, **sizes)
-            self._list.add(HEADS, **heads)
-        else:
-            self._list.linear(qkv, block.qkv, QKV, ATTENTION_IN, **units, **heads)
-        facts: dict[str, Any] = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
-        sinks = self._list.keep(join(layer, "attention.sinks")) if shape.sinks else None
-        facts |= {"both_ways": int(shape.both_ways), "distance_bias": self._tables.bias}
-        self._list.add(ATTEND, to=ATTENDED, sinks=sinks, **facts, **cache, **sizes)
-        joins = self._joins(description) | ({} if description.after is None else {"column": _behind_gates(description)})
-        self._list.linear(out, block.out, source=ATTENDED, **joins)
-
-    def _head_norms(self, layer: int, block: AttentionBlock) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, norm in zip(("q_norm", "k_norm"), block.qk_norms, strict=False):
-            path = join(layer, f"attention.{name}")
-            found[name], found["eps"], found["centred"] = self._list.factors(path, norm), norm.eps, norm.kind == "layer"
-            if norm.bias:
-                found[f"{name}_bias"] = self._list.keep(f"{path}.bias")
-            own = OWN_HEAD if norm.heads > 1 else EACH_HEAD
-            found["norm_scope"] = max(found.get("norm_scope", 0), own if block.norms_heads else ALL_HEADS)
-        if block.value_norm is not None:
-            found["v_norm"], found["eps"] = self._list.factors("", block.value_norm), block.value_norm.eps
-        return found | {"norms_after_rope": int(block.norms_after_rope)}
 
     def _experts(
         self, layer: int, role: str, block: ExpertsBlock, description: LayerDescription, routed: int = MLP_IN
@@ -331,9 +286,3 @@ class Ops:
             alphas = torch.nn.functional.softplus(torch.tensor([positive, negative])).tolist()
             found |= {"act_a": alphas[0], "act_b": 0.5 + alphas[1]}
         return found
-
-
-def _behind_gates(description: LayerDescription) -> int:
-    """Find the first stored column behind the gates of attention, which are read while its products are stored."""
-    blocks = (mixer for mixer in description.mixers if isinstance(mixer, AttentionBlock) and mixer.gated)
-    return max((block.num_heads * block.head_dim for block in blocks), default=0)

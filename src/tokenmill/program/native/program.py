@@ -67,7 +67,6 @@ class Native(Program):
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
-            num_heads=shape.num_heads,
             intermediate=max((mlp.down.inputs for layer in description.layers for mlp in layer.mlps), default=1),
             vocab=shape.vocab_size * max(shape.num_types, 1),
             cache_format=kv_number(pool.spec.format, pool.spec.dtype),

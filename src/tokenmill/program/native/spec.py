@@ -33,7 +33,7 @@ ACTIVATIONS = {
 
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
-    mixers = ("attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
+    mixers = ("attention", "gated_attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
     rarities = RARITIES
 
     @staticmethod
@@ -121,7 +121,8 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) ->
     layout, itemsize = matrix_layout(scheme, dtype), DTYPES[dtype]
     assert layout is not None, "other schemes are refused"
     decoder = describe(model)
-    packed, numbers, head_dims = 0, 0, {block.qkv: block.head_dim for block in decoder.attentions}
+    whole = [block for block in decoder.attentions if block.value_dim == block.head_dim]
+    packed, numbers, head_dims = 0, 0, {block.qkv: block.head_dim for block in whole}
     for matrix, count in decoder.matrices.items():
         unit = TILE if matrix.role == "router" else head_dims.get(matrix, GROUP)
         stored = dtype if matrix.role == "router" else layout  # no scheme rounds a router

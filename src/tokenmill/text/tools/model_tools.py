@@ -1,5 +1,6 @@
 """The tool calls of a model, in the format that its chat template or the setting tool_format says."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from tokenmill.text.tools.tool_format import ToolFormat
 
 FALLBACK = "hermes"
 _CALLED = "called_by_nobody"  # the name of a function that no template knows
+_JOINT = re.compile(r"""["']\s*(?:-\}\}\s*\{\{-?|\}\}\s*\{\{-|\}\}\{\{)\s*["']""")  # between two texts of a template
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
 
 
 def _format_in(template: str) -> str | None:
-    """Return the first format of the registry of which a template holds all words, quoted or not."""
+    """Return the first format of the registry of which a template holds all words, quoted or not, in one text or in
+    texts that are written one after the other.
+    """
     plain = template.replace('\\"', '"')
+    joined = _JOINT.sub("", plain)
     for name in TOOL_FORMATS:
         words = lookup(TOOL_FORMATS, name, "tool_format").words
-        if words and all(word in plain for word in words):
+        if words and all(word in plain or word in joined for word in words):
             return name
     return None
 

@@ -220,10 +220,7 @@ def _bytes_of_part(plain: Checkpoint, names: Mapping[str, str], part: str) -> by
 def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
     """Find biases of zeros alone that the model does not have: AutoGPTQ gave one to every matrix (its issue 555)."""
     model, family = read_config(plain.config), plain.family
-    has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}
-    has |= {"mlp.up": model.mlp_bias, "mlp.down": model.mlp_bias}
-    real = {f"layers.{i}.{path}.bias" for i in range(model.num_layers) for path, there in has.items() if there}
-    wanted = expand(family, model, real)
+    wanted = expand(family, model, [name for name in parameter_shapes(describe(model)) if name.endswith(".bias")])
     for matrix in parts:
         name = f"{matrix.removesuffix('.weight')}.bias"
         if name in plain.shapes and name.removeprefix(family.prefix) not in wanted and plain.is_zero(name):
