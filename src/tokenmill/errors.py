@@ -13,6 +13,7 @@ from tokenmill.units import size
 AS_TEXT, AS_IDS = "give the prompt as text, not as messages", "give the prompt as token ids"
 """The advice where a conversation, or a text, cannot be encoded. The command line and the server name their own options
 and routes in the place of these words."""
+NO_HEAD = "this model has no head: it gives vectors of texts (embed), and no text"
 
 MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged file holds
 

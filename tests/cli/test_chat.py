@@ -3,10 +3,13 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.cli.terminal import PROMPT, Terminal
+from tests.tiny_encoders import save_encoder
 from tests.word_model import save_chat_model
 from tokenmill.cli import prompt_progress
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
@@ -234,6 +237,20 @@ def test_an_opened_conversation_has_its_own_system_message(piped):
 def test_a_model_without_a_template_is_refused(tm, wordless):
     code, _, err = tm("chat", wordless)
     assert code == 2 and "is a base model" in err and "loading" not in err
+
+
+def test_a_model_that_gives_vectors_is_none_to_talk_with(tm, tmp_path):
+    encoder = save_encoder("bert", tmp_path)
+    code, _, err = tm("chat", encoder)
+    assert code == 2 and "gives vectors of texts" in err and "tokenmill embed" in err and "loading" not in err
+    assert json.loads(tm("info", encoder, "--json")[1])["writes_text"] is False
+    assert "no: it gives vectors of texts" in tm("info", encoder)[1]
+    decoder = Path(save_chat_model(tmp_path / "decoder"))  # as Qwen3-Embedding-8B is saved: with a template, without a head
+    tensors = load_file(decoder / "model.safetensors")
+    save_file({name: each for name, each in tensors.items() if "lm_head" not in name}, decoder / "model.safetensors")
+    (decoder / "modules.json").write_text("[]")
+    code, _, err = tm("chat", decoder)
+    assert code == 2 and "gives vectors of texts" in err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from tests import disk_of_models
 from tests.disk_of_models import COMMIT, OLDER, contents, repository
+from tests.tiny_encoders import save_encoder
 from tests.word_model import save_chat_model
 from tokenmill.cli import remove
 from tokenmill.hub.names import locate
@@ -467,6 +468,13 @@ def test_a_model_with_a_chat_template_is_named_instruct_in_the_list(tm, tmp_path
     monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path / "models"))
     models = json.loads(tm("list", "--json")[1])["models"]
     assert [model["kind"] for model in models if model["name"].startswith(str(tmp_path))] == ["instruct"]
+
+
+def test_an_encoder_is_named_embedding_in_the_list(tm, tmp_path, monkeypatch):
+    save_encoder("bert", tmp_path / "models")
+    monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path / "models"))
+    models = json.loads(tm("list", "--json")[1])["models"]
+    assert [model["kind"] for model in models if model["name"].startswith(str(tmp_path))] == ["embedding"]
 
 
 def test_short_names_are_listed_with_size_context_and_kind(tm):

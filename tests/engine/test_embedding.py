@@ -370,6 +370,29 @@ def test_a_quantised_directory_keeps_the_files_of_sentence_transformers(tmp_path
         load(out, max_length=64).embed(TEXTS[3])
 
 
+def test_the_layout_of_the_first_sentence_transformers(tmp_path):
+    """The model is a folder beside its pooling, and config.json around it has a version alone."""
+    whole, outer = save("qwen3", tmp_path / "whole"), tmp_path / "outer"
+    for path in (whole, outer):
+        path.mkdir(exist_ok=True)
+        save_modules(path, ["Transformer", "Pooling", "Dense"])
+        dense(path / "2_Dense", 24, reference("qwen3").config.hidden_size, "torch.nn.modules.linear.Identity")
+    inner = save("qwen3", tmp_path).rename(outer / "0_Transformer")
+    for path in (whole, inner):
+        (path / "sentence_bert_config.json").write_text('{"max_seq_length": 50}')
+    (outer / "config.json").write_text('{"__version__": "0.2.3"}')
+    with pytest.raises(CheckpointError, match=rf"with its weights in {inner}: give that folder"):
+        load(outer)
+    wanted = load(whole, max_length=64).embed(TEXTS[:3])
+    assert pooling_of(inner) == replace(pooling_of(whole), steps=(outer / "2_Dense",))
+    assert torch.equal(load(inner, max_length=64).embed(TEXTS[:3]), wanted)
+    quantize(open_checkpoint(inner), out := tmp_path / "out", Silent(), "q8")
+    assert pooling_of(out) == replace(pooling_of(whole), steps=(out / "2_Dense",))
+    assert json.loads((out / "modules.json").read_text())[0]["path"] == ""
+    (outer / "modules.json").write_text("no JSON")
+    assert not pooling_of(inner).is_told
+
+
 def test_spaces_around_a_text_go_as_in_sentence_transformers(tmp_path):
     path = save_word_model(tmp_path)
     save_modules(path, ["Transformer", "Pooling"])

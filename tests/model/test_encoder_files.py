@@ -162,6 +162,25 @@ def test_a_head_that_scores(tmp_path):
         classifier_of(with_tensors(file, tmp_path / "z.gguf", tensors, {"bert.pooling_type": 4}))
 
 
+@needs_native
+@pytest.mark.parametrize(("name", "missing"), [("bert", "cls.weight and cls.output.weight"), ("llama", "cls.output")])
+def test_a_reranker_without_its_head_is_refused(name, missing, tmp_path):
+    """llama.cpp's build_pooling takes the pooled row itself for the scores then."""
+    path = save_encoder(name, tmp_path) if name == "bert" else save(name, tmp_path)
+    file = written(path, tmp_path / "x.gguf", "none")
+    size = read_header(file).metadata[f"{name}.embedding_length"]
+    before = {} if name == "bert" else {"cls.weight": torch.randn(size, size)}
+    lacking = with_tensors(file, tmp_path / "y.gguf", before, {f"{name}.pooling_type": 4})
+    for read in (classifier_of, pooling_of):
+        with pytest.raises(CheckpointError, match=rf"y\.gguf has pooling_type 4.* lacks its head, {missing}"):
+            read(lacking)
+    engine = load(lacking, dtype="float32", max_length=64)
+    with pytest.raises(CheckpointError, match="lacks its head"):
+        engine.embed(TEXTS, pooling="mean")
+    with pytest.raises(CheckpointError, match="lacks its head"):
+        engine.rerank("w1", ["w2"])
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("cls.weight", (48, 40)), ("cls.bias", (1,)), ("cls.output.weight", (1, 40)), ("cls.output.weight", (48,)),

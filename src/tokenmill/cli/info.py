@@ -179,6 +179,7 @@ def _describe(
         "dtype": config.dtype,
         "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
+        "writes_text": config.has_head,
         "sampling": {"settings": recommended, "origin": recommended.origin},
         "types": _count_types(stored),
         "dequantized": checkpoint.dequantized or None,
@@ -258,7 +259,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the last lines, which every model has, whether it can be run or not."""
-    yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no: a base model"
+    without = "no: a base model" if facts.get("writes_text", True) else "no: it gives vectors of texts"
+    yield "chat template", "yes, shown with --template" if facts["chat_template"] else without
     if "sampling" in facts:
         settings, origin = facts["sampling"]["settings"], facts["sampling"]["origin"]
         yield "sampling", f"{say(settings)} ({origin})" if settings else "nothing is recommended"

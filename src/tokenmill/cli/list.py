@@ -42,8 +42,9 @@ def command(
     names: bool = option(False, "Show the short names, and what each stands for.", MODEL),
     json: bool = JSON,
 ) -> None:
-    """Show every model on this machine: its name for --model, size, family, form, whether it is a base model or
-    answers (instruct), and whether it runs here. And every adapter (LoRA): its kind, rank and base.
+    """Show every model on this machine: its name for --model, size, family, form, whether it is a base model, answers
+    (instruct) or gives vectors of texts (embedding), and whether it runs here. And every adapter (LoRA): its kind, rank
+    and base.
 
     It looks into the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the folders
     of llama.cpp and LM Studio, and the folders of TOKENMILL_MODELS and --dir. Only headers are read, and what they

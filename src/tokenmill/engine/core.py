@@ -18,7 +18,7 @@ from tokenmill.engine.loop import Loop, Observer
 from tokenmill.engine.outputs import Completion, Ended, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.thread import EngineThread, ended_in_time
-from tokenmill.errors import CapacityError, RequestError
+from tokenmill.errors import NO_HEAD, CapacityError, RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.scheduler import Scheduler
@@ -159,7 +159,7 @@ class Core:
         self.check_open()
         model, reads_logits = self.loaded.model_config, sequence.score_from is None or sequence.on_logits is not None
         if not model.has_head and (reads_logits or (model.both_ways and sequence.kept.is_own)):
-            raise RequestError("this model has no head: it gives vectors of texts (embed), and no text")
+            raise RequestError(NO_HEAD)
         self.loop.leave_out_finished()
         (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.engine.requests import Prompt, token_ids
-from tokenmill.errors import AS_IDS, ConfigError, RequestError
+from tokenmill.errors import AS_IDS, NO_HEAD, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.registry import GRAMMARS, lookup
 from tokenmill.sample.dry import dry_breakers
@@ -49,7 +49,7 @@ class InputProcessor:
         self._name, self._max_length = loaded.config.model, loaded.config.max_length
         self._room, self._cache_limit = loaded.resolved.longest_text, loaded.resolved.cache_limit
         model, self._tokenizer = loaded.model_config, loaded.tokenizer
-        self._vocab_size, self._context = model.vocab_size, model.context
+        self._vocab_size, self._context, self._has_head = model.vocab_size, model.context, model.has_head
         self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
         known = self._tokenizer.eos_token_ids if self._tokenizer is not None else ()
         ends = dict.fromkeys((*known, *model.eos_token_ids), "eos")
@@ -105,6 +105,8 @@ class InputProcessor:
         if variables.get("continue_final_message") and variables.get("add_generation_prompt", True):
             why = "only with add_generation_prompt false, since the last message is left open and no answer begun"
             raise ConfigError("continue_final_message", True, why)
+        if not self._has_head and (self._tokenizer is None or self._tokenizer.template_for(None) is None):
+            raise RequestError(NO_HEAD)
         if self._tokenizer is None:
             raise RequestError(f"this model has no tokenizer, so it has no conversations: {AS_IDS}")
         tokens = encode_chat(self._tokenizer, texts, allow_special=allow_special, **variables)

@@ -22,6 +22,7 @@ from tokenmill.weights.names import as_stored, inputs_as_stored, is_ignored, mtp
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
+from tokenmill.weights.pooling import check_place
 from tokenmill.weights.text_part import keep_text
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding, note_missing_head
 
@@ -144,6 +145,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
 def _read_config_file(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     files_of(path)  # refuses links to nothing
+    check_place(path)
     if not file.is_file():
         raise CheckpointError(not_a_model(path))
     config = name_method(read_json(file), path)

@@ -3,7 +3,8 @@ directory's weights, or the metadata of a GGUF file.
 
 A directory has modules.json, which names a folder for each step after the model: pooling, normalisation, matrices. The
 prompts that stand before texts are in config_sentence_transformers.json, the most tokens of a text, and whether its
-letters are made small, in sentence_bert_config.json. llama.cpp has one number for the pooling.
+letters are made small, in sentence_bert_config.json. The first sentence-transformers put the model itself into such a
+folder, too, 0_Transformer. llama.cpp has one number for the pooling.
 """
 
 import json
@@ -17,6 +18,7 @@ from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
+from tokenmill.weights.files import has_weights
 from tokenmill.weights.packed.reader import REMEDY, read_header
 
 POOLINGS = ("last", "mean", "cls", "weighted")
@@ -30,6 +32,7 @@ _MODES = {
 }
 _NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls", "weightedmean": "weighted"}
 _MODULE, _PROMPTS = "modules.json", "config_sentence_transformers.json"
+_MODEL = "Transformer"  # the type of the module that is the model itself
 TOKENS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -97,35 +100,73 @@ def _of_packed(path: Path) -> TextPooling:
 
 def copy_modules(path: Path, out: Path) -> None:
     """Copy what sentence-transformers has saved beside a directory's weights."""
-    names = [name for name in (_MODULE, _PROMPTS, *TOKENS) if (path / name).is_file()]
-    for name in names:
-        shutil.copyfile(path / name, out / name)
-    for module in _list_of_modules(path / _MODULE) if has_modules(path) else ():
-        folder = _folder_in(path, module.get("path", ""))
-        if folder != path and folder.is_dir():
-            shutil.copytree(folder, out / folder.relative_to(path), dirs_exist_ok=True)
+    root = _root_of(path) or path
+    for name in (_PROMPTS, *TOKENS):
+        if (file := (root if name == _PROMPTS else path) / name).is_file():
+            shutil.copyfile(file, out / name)
+    modules = _list_of_modules(root / _MODULE) if has_modules(path) else []
+    for module in modules:
+        folder = _folder_in(root, module.get("path", ""))
+        if _kind(module) == _MODEL:
+            module["path"] = ""  # where the weights are written
+        elif folder != root and folder.is_dir():
+            shutil.copytree(folder, out / folder.relative_to(root), dirs_exist_ok=True)
+    if modules:
+        (out / _MODULE).write_text(json.dumps(modules, indent=2), encoding="utf-8")
 
 
 def has_modules(path: Path) -> bool:
     """Say whether a directory was saved by sentence-transformers."""
-    return (path / _MODULE).is_file()
+    return _root_of(path) is not None
+
+
+def check_place(path: Path) -> None:
+    """Refuse the folder around a model of the first sentence-transformers, and name the one of the model."""
+    inner = _inner(path)
+    if inner != path and (inner / "config.json").is_file() and not has_weights(path):
+        raise CheckpointError(
+            f"{path} is a model of an older sentence-transformers, with its weights in {inner}: give that folder; its "
+            f"vectors are made as {_MODULE} says"
+        )
+
+
+def _root_of(path: Path) -> Path | None:
+    """Find the folder of the modules.json of a model: its own, or the one around it if that names it; else None."""
+    if (path / _MODULE).is_file():
+        return path
+    path = path.resolve()
+    return path.parent if _inner(path.parent) == path else None
+
+
+def _inner(root: Path) -> Path:
+    """Find the folder that a modules.json names for the model itself; `root` where there is none that can be read."""
+    try:
+        modules = _list_of_modules(root / _MODULE) if (root / _MODULE).is_file() else []
+        return _folder_in(root, next((each.get("path", "") for each in modules if _kind(each) == _MODEL), ""))
+    except CheckpointError:
+        return root
+
+
+def _kind(module: dict[str, Any]) -> str:
+    return str(module.get("type", "")).rpartition(".")[2]
 
 
 def _of_directory(path: Path) -> TextPooling:
-    modules = _list_of_modules(path / _MODULE)
+    root = _root_of(path) or path
+    modules = _list_of_modules(root / _MODULE)
     pooling, steps = None, list[Path | None]()
     for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
+        kind = _kind(module)
         if kind == "Pooling":
-            pooling = _mode(_folder_in(path, module.get("path", "")) / "config.json")
+            pooling = _mode(_folder_in(root, module.get("path", "")) / "config.json")
         elif kind == "Normalize":
             steps.append(None)
         elif kind == "Dense":
-            steps.append(_folder_in(path, module.get("path", "")))
-        elif kind != "Transformer":
-            raise CheckpointError(f"{path / _MODULE} has a module of type {brief(kind)}, which is not supported yet")
+            steps.append(_folder_in(root, module.get("path", "")))
+        elif kind != _MODEL:
+            raise CheckpointError(f"{root / _MODULE} has a module of type {brief(kind)}, which is not supported yet")
     if pooling is None:
-        raise CheckpointError(f"{path / _MODULE} has no pooling")
+        raise CheckpointError(f"{root / _MODULE} has no pooling")
     normalize = bool(steps) and steps[-1] is None
     file = next((path / name for name in TOKENS if (path / name).is_file()), path / TOKENS[0])
     tokens = ValueReader(read_json(file), str(file), CheckpointError)
@@ -137,7 +178,7 @@ def _of_directory(path: Path) -> TextPooling:
         lowers=tokens.flag("do_lower_case", False),
         strips=True,
         steps=tuple(steps[:-1] if normalize else steps),
-        **_prompts(path),
+        **_prompts(root),
     )
 
 

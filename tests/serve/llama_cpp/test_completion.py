@@ -297,6 +297,8 @@ def test_as_silly_tavern_asks(http, quiet):
 
 def test_routes_about_tokens(http):
     """As llama.cpp has them: `content`, without special tokens, with pieces."""
+    both = http.post("/tokenize", json={"content": "a", "prompt": "b"})  # llama.cpp reads the one, vLLM the other
+    assert both.status_code == 400 and "give content or prompt, one of the two" in both.json()["error"]["message"]
     found = http.post("/tokenize", json={"content": "aé<|fim_prefix|>", "with_pieces": True}).json()["tokens"]
     pieces = [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
     assert found == [*pieces, {"id": PRE, "piece": "<|fim_prefix|>"}]

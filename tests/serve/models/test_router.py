@@ -297,6 +297,17 @@ def test_an_encoder_stands_beside_decoders(paths, tmp_path):
         found = server.http.post("/v1/embeddings", json={"model": "vectors", "input": [[1, 2, 3], [4, 5]]})
         assert found.status_code == 200 and len(found.json()["data"]) == 2, found.text
         assert complete(server, "vectors", [1, 2]).status_code == 400
+        hi = [{"role": "user", "content": "w1"}]
+        for route, body in (
+            ("/v1/chat/completions", {"messages": hi}),
+            ("/v1/messages", {"messages": hi, "max_tokens": 2}),
+            ("/v1/responses", {"input": "w1"}),
+            ("/completion", {"prompt": [1, 2]}),
+            ("/api/chat", {"messages": hi}),
+            ("/api/generate", {"prompt": "w1"}),
+        ):
+            refused = server.http.post(route, json={"model": "vectors", **body})
+            assert refused.status_code == 400 and "gives vectors of texts" in refused.text, refused.text
         assert complete(server, "words", "w1").status_code == 200
 
 

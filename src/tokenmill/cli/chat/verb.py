@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
 from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read_typed
-from tokenmill.cli.models import check_model, load_engine, looks_saved
+from tokenmill.cli.models import check_model, load_engine, looks_saved, read_model_config
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.config_file import PRESET
 from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL_NAME, PROMPT, QUIET, SAMPLING, option, with_defaults
@@ -100,16 +100,28 @@ def command(
 
 
 def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None) -> "Engine":
-    """Load a model to talk with. A base model is refused before torch is imported or a weight is read."""
+    """Load a model to talk with. A base model is refused before torch is imported or a weight is read, and so is an
+    encoder; a decoder without a head once it is loaded.
+    """
     path = check_model(settings.model, progress)
     with held_interrupts():
         from tokenmill.weights.chat_template import has_chat_template
     if chat_template is None and not has_chat_template(path):
+        if not read_model_config(settings.model, progress).has_head:
+            raise _without_head(settings.model)
         raise TokenmillError(
             f"{settings.model} is a base model: its files have no chat template, so that it continues texts and "
             "answers no questions; `tokenmill generate` does that, and --chat-template FILE gives it a template"
         )
-    return load_engine(settings, progress, chat_template, with_room_for_forks)
+    loaded = load_engine(settings, progress, chat_template, with_room_for_forks)
+    if not loaded.model_config.has_head:
+        raise _without_head(settings.model)
+    return loaded
+
+
+def _without_head(model: str) -> TokenmillError:
+    """Make the refusal of a model that writes no text."""
+    return TokenmillError(f"{model} gives vectors of texts, and no text to talk with: `tokenmill embed` prints them")
 
 
 def with_room_for_forks(engine: EngineConfig) -> EngineConfig:

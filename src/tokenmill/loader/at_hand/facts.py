@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenmillError
-from tokenmill.loader.at_hand import BASE, INSTRUCT
+from tokenmill.loader.at_hand import BASE, EMBEDDING, INSTRUCT
 from tokenmill.loader.at_hand.headers import KnownHeaders, is_instruct
 from tokenmill.loader.runs_here import runs_with
 from tokenmill.weights.outline import read_outline
@@ -23,10 +23,10 @@ _QUANTISED = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts. family: None where the files do not tell it. kind: INSTRUCT where the files have a chat template, BASE
-    where they have none, None where that cannot be told. quantization: the usual name, such as Q4_K_M, bfloat16, gptq.
-    runs: the program that would be taken, or None with `why_not`. shape: sizes that all forms of one model have alike.
-    titles: names that the files give the model.
+    """The facts. family: None where the files do not tell it. kind: EMBEDDING for a model without a head, else INSTRUCT
+    where the files have a chat template, BASE where they have none, None where that cannot be told. quantization: the
+    usual name, such as Q4_K_M, bfloat16, gptq. runs: the program that would be taken, or None with `why_not`. shape:
+    sizes that all forms of one model have alike. titles: names that the files give the model.
     """
 
     family: str | None
@@ -56,7 +56,7 @@ def facts_of(path: Path, known: KnownHeaders | None = None) -> Facts:
         runs["why_not"],
         (config.family, *(getattr(config, name) for name in _SHAPE)),
         tuple(headers.titles),
-        _kind(headers.is_instruct),
+        _kind(headers.is_instruct) if config.has_head else EMBEDDING,
     )
 
 

@@ -37,6 +37,8 @@ from tokenmill.value_reader import ValueReader, brief
 
 _SAME = {"kimi_k2": "deepseek_v3"}  # a family of code beside its models → the family whose class that code is
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
+ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu", "swish", "xielu")
+"""The activations that are implemented, by transformers' names; layers.py computes them."""
 
 
 def sizes(
@@ -282,6 +284,9 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         "dtype": reader.dtype,
     }
     fields |= {name: read() for name, read in shared.items() if name not in fields}
+    if (activation := fields["activation"]) not in ACTIVATIONS:
+        key = next(each for each in ("hidden_act", "hidden_activation") if reader.name(each) in reader.read)
+        raise reader.refuse(key, activation, ", ".join(ACTIVATIONS))
     if "rope" not in fields:
         fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
     has_mtp, has_head = reader.take(MTP_STORED, False) is True, reader.take(HEADLESS, False) is not True

@@ -35,7 +35,10 @@ class TokenizeBody(Body):
 
     @model_validator(mode="after")
     def _as_prompt(self) -> "TokenizeBody":
-        if self.content is not None and self.prompt is None:
+        if self.content is not None:
+            if self.prompt is not None:
+                message = "give content or prompt, one of the two: special tokens are added by default to prompt alone"
+                raise ApiError(400, message, "content")
             self.prompt = self.content
             if "add_special_tokens" not in self.model_fields_set:
                 self.add_special_tokens = False

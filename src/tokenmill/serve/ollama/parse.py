@@ -78,6 +78,7 @@ def parse_chat(body: OllamaChatBody, model: Model) -> Ask | Json:
     arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
     if not body.messages:
         return loaded(body.model, {"message": {"role": "assistant", "content": ""}}, wants_unload, model.may_go)
+    _check_writes(body, model, "chat")
     if not model.has_template:
         raise ApiError(400, f'"{body.model}" does not support chat: it has no chat template. {PLAIN}', "messages")
     ask, calls = Ask(stream=body.stream, defaults=OLLAMA), _Calls()
@@ -106,6 +107,7 @@ def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
     arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
     if not body.prompt:
         return loaded(body.model, {"response": ""}, wants_unload, model.may_go)
+    _check_writes(body, model, "generate")
     _check_generate(body, model)
     ask = Ask(stream=body.stream, defaults=OLLAMA)
     named = _fields(body, ask, model)
@@ -129,6 +131,13 @@ def _checked(body: OllamaBody, model: Model) -> bool:
     """Check the model's name and keep_alive; return whether the model is to be unloaded."""
     check_served(body.model, model)
     return unloads(body.keep_alive)
+
+
+def _check_writes(body: OllamaBody, model: Model, what: str) -> None:
+    """Raise ApiError for a model that writes no text, in Ollama's words."""
+    if not model.loaded.model_config.has_head:
+        message = f'"{body.model}" does not support {what}: it gives vectors of texts, as /api/embed does'
+        raise ApiError(400, message, "model", "not_supported")
 
 
 def _fields(body: OllamaBody, ask: Ask, model: Model) -> Json:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.hub.names import locate
 from tokenmill.serve.http.errors import ApiError, Json, about
 from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.service import Call
@@ -30,10 +31,11 @@ async def computed(call: Call, compute: Callable[[Engine, Any, Json], T], given:
 
 
 @contextmanager
-def refusals(field: str) -> Iterator[None]:
+def refusals(engine: Engine, field: str) -> Iterator[None]:
     """Turn refusals into ApiError: of a request about the field, of a program or of a model's files about the model."""
     try:
         with about(field):
             yield
     except (ConfigError, CheckpointError) as error:
-        raise ApiError(400, str(error), code="unsupported_model") from None
+        folder = locate(engine.config.model, offline=True).parent  # what lies where is nobody's business
+        raise ApiError(400, str(error).replace(f"{folder}/", ""), code="unsupported_model") from None

@@ -33,7 +33,7 @@ async def embeddings(call: Call) -> Response:
     call.service.check_ready()
     call.service.model.check(call.body)
     found = await vectors_of(call, call.body.input, call.body.dimensions, call.body.prompt_name)
-    return await call.service.in_thread(call.request, _written, call.service.engine, call.body, found)
+    return await call.service.in_thread(call.request, _written, call, found)
 
 
 async def vectors_of(
@@ -48,23 +48,24 @@ async def vectors_of(
 
 
 def _computed(engine: Engine, texts: Any, do: Json) -> TextVectors:
-    with refusals("input"):
+    with refusals(engine, "input"):
         return embed(engine.core, texts, **do)
 
 
-def _written(engine: Engine, body: EmbeddingBody, found: TextVectors) -> Response:
+def _written(call: Call, found: TextVectors) -> Response:
     """Write an answer, which may have millions of numbers."""
+    body: EmbeddingBody = call.body
     write = _in_base64 if body.encoding_format == "base64" else Tensor.tolist
     data = [
         {"object": "embedding", "index": index, "embedding": write(vector)}
         for index, vector in enumerate(found.vectors)
     ]
     count = sum(found.num_tokens)
-    warnings = unknown_warnings(body.unknown) + ([] if says_pooling(engine.core) else [UNTOLD])
+    warnings = unknown_warnings(body.unknown) + ([] if says_pooling(call.service.engine.core) else [UNTOLD])
     answer = {
         "object": "list",
         "data": data,
-        "model": body.model or engine.config.model,
+        "model": body.model or call.service.options.name,
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
     return JSONResponse(answer | ({"warnings": warnings} if warnings else {}))

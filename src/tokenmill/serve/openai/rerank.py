@@ -91,7 +91,7 @@ async def _rankings(call: Call, asked: list[tuple[str, list[str]]]) -> list[Rank
 
 
 def _computed(engine: Engine, asked: list[tuple[str, list[str]]], do: Json) -> list[Ranking]:
-    with refusals("documents"):
+    with refusals(engine, "documents"):
         return [rerank(engine.core, query, documents, **do) for query, documents in asked]
 
 
@@ -99,6 +99,6 @@ def _answer(call: Call, kind: str, counts: tuple[int, ...]) -> Json:
     warnings = unknown_warnings(call.body.unknown)
     return {
         "id": f"{kind}-{token_hex(12)}",
-        "model": call.body.model or call.service.engine.config.model,
+        "model": call.body.model or call.service.options.name,
         "usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)},
     } | ({"warnings": warnings} if warnings else {})

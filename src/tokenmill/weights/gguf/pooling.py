@@ -10,7 +10,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.families.in_gguf import CLASSIFIER, DENSE
 from tokenmill.value_reader import brief
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
-from tokenmill.weights.gguf.header import read_header
+from tokenmill.weights.gguf.header import Header, TensorInfo, read_header
 from tokenmill.weights.gguf.tensors import load
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's enum llama_pooling_type
@@ -21,14 +21,37 @@ Tensors = dict[str, NDArray[np.float32]]
 
 def pooling_of_file(path: Path) -> tuple[str | None, tuple[str, ...]]:
     """Read the pooling, None where the header has none, and the names of matrices by which a pooled vector is
-    multiplied. CheckpointError for a number that is not known.
+    multiplied. CheckpointError for a number that is not known, and for a reranker without its head.
     """
     header = read_header(path)
-    number = header.metadata.get(f"{header.metadata.get('general.architecture')}.pooling_type")
+    _head(path, header)
+    number = header.metadata.get(f"{_architecture(header)}.pooling_type")
     dense = tuple(name for name in DENSE if f"{name}.weight" in header.tensors)
     if number is None or (type(number) is int and number in (0, RANK)):
         return None, dense
     return _pooling(path, "pooling_type", number), dense
+
+
+def _architecture(header: Header) -> str:
+    return str(header.metadata.get("general.architecture"))
+
+
+def _encodes(header: Header) -> bool:
+    return not header.metadata.get(f"{_architecture(header)}.attention.causal", True)
+
+
+def _head(path: Path, header: Header) -> tuple[TensorInfo | None, TensorInfo | None]:
+    """Find the matrix before the labels, and the one of the labels. CheckpointError where a reranker has none of labels:
+    llama.cpp takes the first number of a row for its score.
+    """
+    inner, last = (header.tensors.get(f"{name}.weight") for name in ("cls", "cls.output"))
+    if _encodes(header) and last is None:
+        inner, last = None, inner  # jina's rerankers have the last matrix under the first's name
+    if last is None and header.metadata.get(f"{_architecture(header)}.pooling_type") == RANK:
+        lost = "cls.weight and cls.output.weight" if _encodes(header) else "cls.output.weight"
+        told = f"has pooling_type {RANK}, which is a reranker's, and lacks its head, {lost}"
+        raise CheckpointError(f"{path} {told}; give the directory that it was made of")
+    return inner, last
 
 
 def _pooling(path: Path, key: str, number: object) -> str:
@@ -45,19 +68,16 @@ def matrices_of_file(path: Path, names: tuple[str, ...]) -> Tensors:
 
 def classifier_of_file(path: Path) -> tuple[str, list[tuple[str, str]], Tensors] | None:
     """Read a reranker's head: the pooling before it, its parts in order with what follows each, and its tensors; None
-    for a model without one.
+    for a model without one. CheckpointError for a reranker that lacks it, or a part of it.
 
     A decoder with two labels, "yes" and "no" of Qwen3-Reranker, has none of its own: they are rows of its head.
     """
     header = read_header(path)
-    arch = str(header.metadata.get("general.architecture"))
-    encodes = not header.metadata.get(f"{arch}.attention.causal", True)
-    inner, last = (header.tensors.get(f"{name}.weight") for name in ("cls", "cls.output"))
-    labels = inner if encodes and last is None else last  # jina's rerankers have the last matrix under the first's name
+    arch, encodes = _architecture(header), _encodes(header)
+    first, labels = _head(path, header)
     if labels is None or (not encodes and labels.shape[0] == 2):
         return None
-    has_first = inner is not None and last is not None
-    if encodes and not has_first:
+    if encodes and first is None:
         lost = "the matrix before its last one: llama.cpp's converter leaves out the pooler of BERT"
         raise CheckpointError(f"{path} scores texts and lacks {lost}; give the directory that it was made of")
     width = header.metadata.get(f"{arch}.embedding_length")
@@ -69,9 +89,9 @@ def classifier_of_file(path: Path) -> tuple[str, list[tuple[str, str]], Tensors]
         f"{name} {list(shape)}, needs {list(wanted[name])}" for name, shape in found.items() if shape != wanted[name]
     ]:
         raise CheckpointError(f"{path} does not fit its metadata", misshapen=wrong)
-    first = [("cls", GELU if arch == "modern-bert" else TANH)] if has_first else []
+    before = [("cls", GELU if arch == "modern-bert" else TANH)] if first is not None else []
     norm = [("cls.norm", NORM)] if "cls.norm.weight" in header.tensors else []
     pooling = "cls" if encodes else "last"
     if arch == "modern-bert":  # llama.cpp takes the mean where the header says nothing
         pooling = _pooling(path, key := "classifier.pooling_type", header.metadata.get(f"{arch}.{key}", 1))
-    return pooling, [*first, *norm, ("cls.output", NONE)], matrices_of_file(path, CLASSIFIER)
+    return pooling, [*before, *norm, ("cls.output", NONE)], matrices_of_file(path, CLASSIFIER)
