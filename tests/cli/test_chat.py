@@ -245,7 +245,9 @@ def test_a_model_that_gives_vectors_is_none_to_talk_with(tm, tmp_path):
     assert code == 2 and "gives vectors of texts" in err and "tokenmill embed" in err and "loading" not in err
     assert json.loads(tm("info", encoder, "--json")[1])["writes_text"] is False
     assert "no: it gives vectors of texts" in tm("info", encoder)[1]
-    decoder = Path(save_chat_model(tmp_path / "decoder"))  # as Qwen3-Embedding-8B is saved: with a template, without a head
+    decoder = Path(
+        save_chat_model(tmp_path / "decoder")
+    )  # as Qwen3-Embedding-8B is saved: with a template, without a head
     tensors = load_file(decoder / "model.safetensors")
     save_file({name: each for name, each in tensors.items() if "lm_head" not in name}, decoder / "model.safetensors")
     (decoder / "modules.json").write_text("[]")

@@ -35,7 +35,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rms_norm_eps": "small"}, "rms_norm_eps = 'small' is not allowed: a number above 0"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps = nan"),
         ({"hidden_act": ["silu"]}, r"hidden_act = \['silu'\] is not allowed: a text"),
-        ({"hidden_act": "mish"}, "hidden_act = 'mish' is not allowed: gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, relu"),
+        (
+            {"hidden_act": "mish"},
+            "hidden_act = 'mish' is not allowed: gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, relu",
+        ),
         ({"hidden_act": ""}, "hidden_act = '' is not allowed: gelu, "),  # transformers: KeyError, as for the next ones
         ({"model_type": "gemma", "hidden_act": ""}, "hidden_act = '' is not allowed"),
         ({"model_type": "gemma", "hidden_activation": ""}, "hidden_activation = '' is not allowed"),
