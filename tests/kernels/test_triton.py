@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from tokenmill.errors import ConfigError
-from tokenmill.model.blocks import Norm
+from tokenmill.model.blocks import Norm, Projection
+from tokenmill.model.description import MlpBlock
 from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu
 from tokenmill.model.rope import apply_rotary
 from tokenmill.quant.matrix import Matrix
@@ -171,10 +171,31 @@ def test_experts_by_their_numbers(kind, dtype):
     assert (out.float() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
 
 
-def test_experts_that_are_stored_in_several_ways_are_refused():
-    modules = [matrix_of(STORED[kind](32, 64, torch.float32), inputs=64) for kind in ("4 bits", "8 bits")]
-    with pytest.raises(ConfigError, match="experts of a layer are stored in several ways"):
-        matrices.GraphMatrix.of_experts(modules, (), False)
+@pytest.mark.parametrize("gated", [False, True])
+def test_experts_that_are_stored_in_several_ways(gated):
+    """Two experts of 4 bits, one of 6, one of which the gates have 8 bits and the factors 4; and biases."""
+    of_kinds = [["4 bits"], ["6 bits"], ["8 bits", "4 bits"], ["4 bits"]]
+    modules = [
+        matrix_of(*(STORED[kind](48 // len(kinds), 64, None) for kind in kinds), inputs=64, bias=normal(48, seed=at))
+        for at, kinds in enumerate(of_kinds)
+    ]
+    before = [values(each, 64, torch.float32) for each in modules]
+    matrix = matrices.GraphMatrix.of_experts(modules, (), gated)
+    assert all(torch.equal(values(each, 64, torch.float32), was) for each, was in zip(modules, before, strict=True))
+    assert matrix.splits_gates == gated
+    x, chosen = normal(3, 64, seed=7), torch.tensor([[0, 2], [1, 3], [2, 3]], device=DEVICE)
+    experts = matrices.Experts(chosen, False)
+    if gated:
+        block = MlpBlock(Projection("gate_up", 64, (24, 24)), Projection("down", 24, (64,)), "silu", True)
+        found = layers.hidden(matrix, block, x, None, experts)
+    else:
+        found = matrix(x, x.new_empty(6, 48), experts=experts)
+    for pair, expert in enumerate(chosen.flatten().tolist()):
+        wanted = x[pair // 2] @ before[expert].T + modules[expert].bias
+        if gated:
+            gate, factor = wanted.chunk(2)
+            wanted = torch.nn.functional.silu(gate) * factor
+        assert (found[pair] - wanted).abs().max() <= 4e-6 * wanted.abs().max()
 
 
 class Block:
@@ -205,6 +226,7 @@ def test_attention(case, dtype, monkeypatch):
     """Contexts of one position, of whole splits and beyond; a text has the same bits alone and among longer ones."""
     (heads, kv_heads, width), how, rope, block_size = CASES[case]
     monkeypatch.setattr(layers, "SPLIT", 64)
+    scratch = torch.full((4 * 3 * heads * (width + 2),), torch.nan, device=DEVICE)
     lengths, longest = [1, 64, 65, 150], -(-150 // block_size)
     attention = layers.GraphAttention.__new__(layers.GraphAttention)
     block = attention.block = Block(heads, kv_heads, width, **how)
@@ -225,7 +247,7 @@ def test_attention(case, dtype, monkeypatch):
         attention.qkv.num_outputs = qkv.shape[1]
         positions = torch.tensor([lengths[each] - 1 for each in which], device=DEVICE)
         x = torch.empty(len(which), 32, dtype=dtype, device=DEVICE)
-        made = attention(x, None, tuple(cached), layers.StepRows(tables[which], positions, splits))
+        made = attention(x, None, tuple(cached), layers.StepRows(tables[which], positions, splits, scratch))
         return made, cached
 
     together, cached = attend([0, 1, 2, 3], 3)

@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from tokenmill.kernels.triton import attention, products
 from tokenmill.program.graphs.layers import positions_of, warps_of
 from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS, inputs_of
+from tokenmill.program.graphs.spec import SPLIT
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -50,8 +51,8 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
     constants = {
         "NORM": False, "UNIT_OFFSET": False, "TWO_PASSES": False, "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False,
         "ADDS": False, "CHOSEN": 0,
-        "READS_PAIRS": False, "CLAMPED": False, "BITS": 0,
-        "PAIRED": False, "GROUP": 32, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
+        "SEVERAL": False, "READS_PAIRS": False, "CLAMPED": False, "BITS": 0,
+        "PAIRED": False, "FACTORED": False, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
         "OUTPUTS": OUTPUTS, "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
     } | how  # fmt: skip
     weights = "u8" if constants["BITS"] else dtype
@@ -59,8 +60,10 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
         "numbers": weights,
         "out": constants["OUT"],
         "chosen": "i64",
+        "places": "i64",
     }
     pointers |= dict.fromkeys(("scales", "minimums"), "fp16" if constants["BITS"] else dtype)
+    pointers |= {"minimums": "i8"} if constants["FACTORED"] else {}
     return products.product, pointers, constants, {"num_warps": WARPS, "num_stages": STAGES}
 
 
@@ -70,7 +73,7 @@ def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: An
     group, padded = num_heads // num_kv_heads, triton.next_power_of_2(width)
     shared = {
         "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": width, "WINDOW": 0, "SINKS": False,
-        "NUM_SPLITS": splits, "SPLIT": attention.SPLIT, "HEADS": max(16, triton.next_power_of_2(group)),
+        "NUM_SPLITS": splits, "SPLIT": SPLIT, "HEADS": max(16, triton.next_power_of_2(group)),
         "WIDTH": padded, "T": dtype,
     }  # fmt: skip
     more = {
@@ -102,8 +105,9 @@ CASES: dict[str, Any] = {
     "clamped experts": product(
         "bf16", NORM=True, GATED=True, CHOSEN=4, CLAMPED=True, HAS_BIAS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True
     ),
+    "experts in several ways": product("bf16", NORM=True, CHOSEN=8, SEVERAL=True, BITS=6, FACTORED=True),
     "down of experts": product("bf16", CHOSEN=8, READS_PAIRS=True, OUT="fp32"),
-    "head, 6 bits": product("bf16", NORM=True, BITS=6, GROUP=16, OUT="fp32"),
+    "head, 6 bits": product("bf16", NORM=True, BITS=6, FACTORED=True, OUT="fp32"),
 }
 for at, (kernel, *rest) in enumerate(
     [

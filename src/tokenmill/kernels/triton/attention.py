@@ -10,10 +10,6 @@ import triton.language as tl
 
 from tokenmill.kernels.triton.arithmetic import multiplied, rounded, tanh
 
-SPLIT = 256
-"""Positions that one program reads. A context of 8,192 tokens then has 32 programs for each kv head: with 8 kv heads
-256 programs, where an H100 has 132 processors."""
-
 
 @triton.jit
 def turned(
@@ -120,7 +116,7 @@ def attend(
 
     qkv: the heads of Q, K and V of each row, before norm and rope, [B, (N + 2 K) · H] float32. k_rows, v_rows: the
     cache, [slots, K, H]. tables: the blocks of each sequence. WINDOW: 0 for none. With several splits the maximum of
-    the scores, the sum of the exponentials and the sum of values go to [B, K, NUM_SPLITS, HEADS(, WIDTH)].
+    the scores, the sum of the exponentials and the sum of values go to [B, K, NUM_SPLITS, N / K(, H)].
     """
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -155,10 +151,11 @@ def attend(
             out, sinks, max_score, exp_sum, value_sum, b, kv, g, h, out_stride, group, HEAD_DIM, SINKS, T, INTERPRETED
         )
     else:
-        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * HEADS + g
-        tl.store(max_scores + part, max_score)
-        tl.store(exp_sums + part, exp_sum)
-        tl.store(value_sums + part[:, None] * WIDTH + h[None, :], value_sum)
+        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * group + g
+        tl.store(max_scores + part, max_score, mask=g < group)
+        tl.store(exp_sums + part, exp_sum, mask=g < group)
+        wanted = (g < group)[:, None] & (h < HEAD_DIM)[None, :]
+        tl.store(value_sums + part[:, None] * HEAD_DIM + h[None, :], value_sum, mask=wanted)
 
 
 @triton.jit
@@ -176,16 +173,17 @@ def merge(
     if WINDOW > 0:
         first = tl.maximum(last - WINDOW + 1, 0)
     g, h = tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    wanted = (g < group)[:, None] & (h < HEAD_DIM)[None, :]
     max_score = tl.full((HEADS,), -float("inf"), tl.float32)
     exp_sum = tl.zeros((HEADS,), tl.float32)
     value_sum = tl.zeros((HEADS, WIDTH), tl.float32)
     for split in range(first // SPLIT, last // SPLIT + 1):
-        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * HEADS + g
-        other = tl.load(max_scores + part)
+        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * group + g
+        other = tl.load(max_scores + part, mask=g < group, other=0.0)
         highest = tl.maximum(max_score, other)
         kept, added = tl.exp(max_score - highest), tl.exp(other - highest)
-        exp_sum = exp_sum * kept + tl.load(exp_sums + part) * added
-        values = tl.load(value_sums + part[:, None] * WIDTH + h[None, :])
+        exp_sum = exp_sum * kept + tl.load(exp_sums + part, mask=g < group, other=1.0) * added
+        values = tl.load(value_sums + part[:, None] * HEAD_DIM + h[None, :], mask=wanted, other=0.0)
         value_sum = value_sum * kept[:, None] + values * added[:, None]
         max_score = highest
     store_attended(

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from tokenmill.kernels.triton.arithmetic import INTERPRETED
-from tokenmill.kernels.triton.attention import SPLIT, attend, merge
+from tokenmill.kernels.triton.attention import attend, merge
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import LayerDescription, MlpBlock
 from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu, sigmoid
@@ -15,16 +15,24 @@ from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program.graphs.matrices import TRITON, Clamps, Experts, GraphMatrix, NormOf, add_experts, add_norm
+from tokenmill.program.graphs.spec import SPLIT
 
 
 class StepRows(NamedTuple):
     """The part of a step that all layers read: the blocks and the position of each sequence, [B, M] and [B], and the
-    number of splits of the longest context that the recorded graph serves.
+    number of splits of the longest context that the recorded graph serves. scratch: float32, in which each layer in
+    turn keeps what its splits give, see spec.scratch_numbers.
     """
 
     tables_BM: Tensor
     positions_B: Tensor
     num_splits: int
+    scratch: Tensor
+
+    def of_splits(self, num_heads: int, head_dim: int) -> list[Tensor]:
+        """Find the places of the maxima, of the sums and of the values of each split of each head."""
+        count = len(self.positions_B) * self.num_splits * num_heads
+        return list(torch.split(self.scratch[: count * (2 + head_dim)], [count, count, count * head_dim]))
 
 
 def positions_of(width: int, dtype: torch.dtype) -> int:
@@ -55,9 +63,7 @@ class GraphAttention:
         block, count, splits = self.block, len(x_BD), rows.num_splits
         qkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
         out = x_BD.new_empty((count, block.num_heads * block.head_dim))
-        shape = (count, block.num_kv_heads, splits, self.heads)
-        maxima, sums = (x_BD.new_empty(shape, dtype=torch.float32) for _ in range(2))
-        values = x_BD.new_empty((*shape, self.width), dtype=torch.float32) if splits > 1 else sums
+        maxima, sums, values = rows.of_splits(block.num_heads, block.head_dim) if splits > 1 else (qkv, qkv, qkv)
         cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         q_norm, k_norm = self.norms
         shared = {
@@ -83,6 +89,20 @@ class GraphAttention:
         return out
 
 
+def hidden(
+    up: GraphMatrix, block: MlpBlock, x_BD: Tensor, norm: NormOf | None, experts: Experts | None = None
+) -> Tensor:
+    """Compute act(gate(norm(x))) · up(norm(x)), or without a gate, of each row or each pair of a row and an expert."""
+    clamps = None if block.swiglu is None else Clamps(*block.swiglu)
+    count, width = len(x_BD) if experts is None else experts.chosen_BC.numel(), block.down.inputs
+    if not up.splits_gates:
+        made = x_BD.new_empty((count, width))
+        return up(x_BD, made, norm, block.activation, clamps=clamps, experts=experts)
+    parts = up(x_BD, x_BD.new_empty((count, 2 * width)), norm, experts=experts)
+    gates, factors = parts[:, :width], parts[:, width:]
+    return ACTIVATIONS[block.activation](gates) * factors if clamps is None else clamped_swiglu(gates, factors, *clamps)
+
+
 class GraphMlp:
     """down(act(gate(norm(x))) · up(norm(x))), or without a gate."""
 
@@ -90,21 +110,9 @@ class GraphMlp:
         self.block = block
         self.up = GraphMatrix.of(module.up, block.up.multipliers, block.gated)
         self.down = GraphMatrix.of(module.down, block.down.multipliers)
-        self.clamps = None if block.swiglu is None else Clamps(*block.swiglu)
 
     def __call__(self, x_BD: Tensor, norm: NormOf | None, out_BD: Tensor, adds: float | None) -> None:
-        width = self.block.down.inputs
-        if not self.up.splits_gates:
-            made = x_BD.new_empty((len(x_BD), width))
-            self.up(x_BD, made, norm, self.block.activation, clamps=self.clamps)
-        else:
-            parts = self.up(x_BD, x_BD.new_empty((len(x_BD), 2 * width)), norm)
-            gates, factors = parts[:, :width], parts[:, width:]
-            if self.clamps is None:
-                made = ACTIVATIONS[self.block.activation](gates) * factors
-            else:
-                made = clamped_swiglu(gates, factors, *self.clamps)
-        self.down(made, out_BD, adds=adds)
+        self.down(hidden(self.up, self.block, x_BD, norm), out_BD, adds=adds)
 
 
 class GraphExperts:
@@ -116,20 +124,18 @@ class GraphExperts:
         ups, downs = ([getattr(each, name) for each in module.experts] for name in ("up", "down"))
         self.up = GraphMatrix.of_experts(ups, expert.up.multipliers, expert.gated)
         self.down = GraphMatrix.of_experts(downs, expert.down.multipliers, False)
-        self.clamps = None if expert.swiglu is None else Clamps(*expert.swiglu)
         self.shared = None if block.shared is None else GraphMlp(block.shared, module.shared)
         self.shared_gate = None if module.shared_gate is None else GraphMatrix.of(module.shared_gate)
 
     def __call__(self, x_BD: Tensor, norm: NormOf | None, out_BD: Tensor, adds: float | None) -> None:
-        count, expert = len(x_BD), self.block.expert
+        count = len(x_BD)
         logits = self.router(x_BD, x_BD.new_empty((count, self.block.num), dtype=torch.float32), norm)
         weights_BC, chosen_BC = self.choose(logits)
         chosen_BC, order = chosen_BC.sort(dim=1)  # sums run in the order of the experts' numbers
-        pairs = chosen_BC.numel()
-        made = x_BD.new_empty((pairs, expert.down.inputs))
-        self.up(x_BD, made, norm, expert.activation, clamps=self.clamps, experts=Experts(chosen_BC.contiguous(), False))
-        parts = x_BD.new_empty((pairs, out_BD.shape[1]), dtype=torch.float32)
-        self.down(made, parts, experts=Experts(chosen_BC.contiguous(), True))
+        chosen_BC = chosen_BC.contiguous()
+        made = hidden(self.up, self.block.expert, x_BD, norm, Experts(chosen_BC, False))
+        parts = x_BD.new_empty((chosen_BC.numel(), out_BD.shape[1]), dtype=torch.float32)
+        self.down(made, parts, experts=Experts(chosen_BC, True))
         shared_BD = None
         if self.shared is not None:  # before the sum is written: it may be added to x itself
             shared_BD = torch.empty_like(x_BD)
