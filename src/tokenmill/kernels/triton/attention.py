@@ -13,23 +13,29 @@ from tokenmill.kernels.triton.arithmetic import multiplied, rounded, tanh
 
 @triton.jit
 def turned(
-    x, norm_weight, cos, sin, h, seen, eps, HEAD_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+    x, norm_weight, cos, sin, h, seen, squares, eps, HEAD_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
     NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate heads at x [heads, 1]; return numbers of T, [heads, len(h)]."""
+    """Norm and rotate heads at x [heads, 1]; return numbers of T, [heads, len(h)].
+
+    NORM: 0 for none, 1 for each head by itself, 2 for all heads together: `squares` is the mean of theirs then, and
+    norm_weight is [heads, 1], where the weights of each head begin.
+    """
     half: tl.constexpr = ROPE_DIM // 2
     own = tl.load(x + h[None, :], mask=seen & (h < HEAD_DIM)[None, :], other=0.0).to(tl.float32)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(own * own, 1) / HEAD_DIM + eps)[:, None]
-        weight = tl.load(norm_weight + h, mask=h < HEAD_DIM, other=0.0).to(tl.float32) + UNIT_OFFSET
-        own = own * factor * weight[None, :]
+    if NORM == 1:
+        squares = tl.sum(own * own, 1)[:, None] / HEAD_DIM
+    if NORM > 0:
+        factor = tl.rsqrt(squares + eps)
+        weight = tl.load(norm_weight + h[None, :], mask=seen & (h < HEAD_DIM)[None, :], other=0.0).to(tl.float32)
+        own = own * factor * (weight + UNIT_OFFSET)
     if ROPE_DIM > 0:
         turns = h < ROPE_DIM
         partner = tl.where(h < half, h + half, h - half)
         other = tl.load(x + partner[None, :], mask=seen & turns[None, :], other=0.0).to(tl.float32)
-        if NORM:
-            weight = tl.load(norm_weight + partner, mask=turns, other=0.0).to(tl.float32) + UNIT_OFFSET
-            other = other * factor * weight[None, :]
+        if NORM > 0:
+            weight = tl.load(norm_weight + partner[None, :], mask=seen & turns[None, :], other=0.0).to(tl.float32)
+            other = other * factor * (weight + UNIT_OFFSET)
         cosine = tl.load(cos + h, mask=turns, other=1.0).to(tl.float32)
         sine = tl.load(sin + h, mask=turns, other=0.0).to(tl.float32)
         own = own * cosine[None, :] + tl.where(h < half, -1.0, 1.0)[None, :] * other * sine[None, :]
@@ -37,26 +43,58 @@ def turned(
 
 
 @triton.jit
+def mean_square(x, COUNT: tl.constexpr, NORM: tl.constexpr):
+    """Compute the mean of the squares of COUNT numbers, in one order, where a norm takes all heads together."""
+    squares = 0.0
+    if NORM == 2:
+        parts = tl.zeros((1024,), tl.float32)
+        for first in range(0, COUNT, 1024):
+            at = first + tl.arange(0, 1024)
+            part = tl.load(x + at, mask=at < COUNT, other=0.0).to(tl.float32)
+            parts += part * part
+        squares = tl.sum(parts, 0) / COUNT
+    return squares
+
+
+@triton.jit
 def newest(
     row, k_norm, cos, sin, kv, h, eps, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROPE_DIM: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, CACHE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    ROPE_DIM: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Make the newest row of K and of V of a kv head, as the cache has them: [1, len(h)] each."""
+    """Make the newest row of K and of V of a kv head, in T: [1, len(h)] each."""
     one = tl.arange(0, 1)[:, None]
+    keys = row + NUM_HEADS * HEAD_DIM
     new_k = turned(
-        row + (NUM_HEADS + kv) * HEAD_DIM + one, k_norm, cos, sin, h, one == 0, eps,
-        HEAD_DIM, ROPE_DIM, NORM, UNIT_OFFSET, CACHE, INTERPRETED,
+        keys + kv * HEAD_DIM + one, k_norm + (kv * HEAD_DIM if NORM == 2 else 0) + one, cos, sin, h, one == 0,
+        mean_square(keys, NUM_KV_HEADS * HEAD_DIM, NORM), eps, HEAD_DIM, ROPE_DIM, NORM, UNIT_OFFSET, T, INTERPRETED,
     )  # fmt: skip
-    at = row + (NUM_HEADS + NUM_KV_HEADS + kv) * HEAD_DIM + one + h[None, :]
-    return new_k, rounded(tl.load(at, mask=(h < HEAD_DIM)[None, :], other=0.0).to(tl.float32), CACHE, INTERPRETED)
+    at = keys + (NUM_KV_HEADS + kv) * HEAD_DIM + one + h[None, :]
+    return new_k, rounded(tl.load(at, mask=(h < HEAD_DIM)[None, :], other=0.0).to(tl.float32), T, INTERPRETED)
+
+
+@triton.jit
+def in_codes(row, INTERPRETED: tl.constexpr):
+    """Round a row [1, H] to 8 bits with the bits of cache.formats.int8_layer: the codes as floats, and the scale.
+
+    Rows may not depend on who wrote them, so divisions are torch's: 127 / max is 1 / max times 127, and a GPU divides
+    by 127 as it multiplies by 1 / 127. The size of a product is taken before it is rounded to an integer, half to even:
+    a product that is added to at once would not be rounded in between.
+    """
+    values = row.to(tl.float32)
+    largest = tl.max(tl.abs(values), 1)[:, None]
+    inverse = tl.where(largest > 0, tl.div_rn(1.0, tl.where(largest > 0, largest, 1.0)) * 127.0, 0.0)
+    size = (tl.abs(values * inverse) + 8388608.0) - 8388608.0
+    size = tl.where(size <= 127.0, size, 0.0)  # of NaN, which no integer is
+    scale = tl.div_rn(largest, 127.0) if INTERPRETED else largest * (1.0 / 127.0)
+    return tl.where(values < 0, -size, size), scale + tl.sum(values * 0.0, 1)[:, None]  # NaN fails its text
 
 
 @triton.jit
 def read_split(
-    q, new_k, new_v, k_rows, v_rows, blocks, kv, h, begin, first, last, scale, softcap,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
-    POSITIONS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+    q, new_k, new_v, k_rows, v_rows, k_scales, v_scales, blocks, kv, h, begin, first, last, scale, softcap,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPPED: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr, POSITIONS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Attend to the positions from `first` to `last` of one split: the maximum of the scores of each head, the sum of
     their exponentials and the sum of the values.
@@ -69,10 +107,15 @@ def read_split(
         p = from_ + tl.arange(0, POSITIONS)
         seen = (p <= last) & (p >= first)
         block = tl.load(blocks + p // BLOCK, mask=seen, other=0)
-        at = ((block * BLOCK + p % BLOCK) * NUM_KV_HEADS + kv).to(tl.int64)[:, None] * HEAD_DIM + h[None, :]
-        cached = (seen & (p < last))[:, None] & within[None, :]
-        k = tl.where((p == last)[:, None], new_k, tl.load(k_rows + at, mask=cached, other=0.0))
-        v = tl.where((p == last)[:, None], new_v, tl.load(v_rows + at, mask=cached, other=0.0))
+        row = ((block * BLOCK + p % BLOCK) * NUM_KV_HEADS + kv).to(tl.int64)
+        at, cached = row[:, None] * HEAD_DIM + h[None, :], (seen & (p < last))[:, None] & within[None, :]
+        k, v = tl.load(k_rows + at, mask=cached, other=0), tl.load(v_rows + at, mask=cached, other=0)
+        if INT8:
+            k_scale = tl.load(k_scales + row, mask=seen & (p < last), other=0.0)
+            v_scale = tl.load(v_scales + row, mask=seen & (p < last), other=0.0)
+            k = rounded(k.to(tl.float32) * k_scale[:, None], T, INTERPRETED)
+            v = rounded(v.to(tl.float32) * v_scale[:, None], T, INTERPRETED)
+        k, v = tl.where((p == last)[:, None], new_k, k), tl.where((p == last)[:, None], new_v, v)
         scores = multiplied(q, tl.trans(k), tl.zeros((HEADS, POSITIONS), tl.float32), T, INTERPRETED) * scale
         if CAPPED:
             scores = tanh(scores / softcap) * softcap
@@ -105,18 +148,19 @@ def store_attended(
 
 @triton.jit
 def attend(
-    qkv, k_rows, v_rows, tables, positions, cos, sin, q_norm, k_norm, sinks, out, max_scores, exp_sums, value_sums,
-    qkv_stride, table_stride, out_stride, cos_stride, q_eps, k_eps, scale, softcap,
+    qkv, k_rows, v_rows, k_scales, v_scales, tables, positions, cos, sin, q_norm, k_norm, sinks, out, max_scores,
+    exp_sums, value_sums, qkv_stride, table_stride, out_stride, cos_stride, q_eps, k_eps, scale, softcap,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT: tl.constexpr, POSITIONS: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, CACHE: tl.constexpr, INTERPRETED: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, INT8: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write K and V of the newest position into the cache, and attend: `out` [B, N · H] of T, or what one split gives.
 
     qkv: the heads of Q, K and V of each row, before norm and rope, [B, (N + 2 K) · H] float32. k_rows, v_rows: the
-    cache, [slots, K, H]. tables: the blocks of each sequence. WINDOW: 0 for none. With several splits the maximum of
-    the scores, the sum of the exponentials and the sum of values go to [B, K, NUM_SPLITS, N / K(, H)].
+    cache, [slots, K, H]; INT8: of codes, with scales of each row, [slots, K]. tables: the blocks of each sequence.
+    WINDOW: 0 for none. With several splits the maximum of the scores, the sum of the exponentials and the sum of values
+    go to [B, K, NUM_SPLITS, N / K(, H)].
     """
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -129,22 +173,33 @@ def attend(
     g, h = tl.arange(0, HEADS), tl.arange(0, WIDTH)
     row, blocks = qkv + b * qkv_stride, tables + b * table_stride
     cos, sin = cos + last * cos_stride, sin + last * cos_stride
+    heads = (kv * group + g)[:, None] * HEAD_DIM
     q = turned(
-        row + (kv * group + g)[:, None] * HEAD_DIM, q_norm, cos, sin, h, (g < group)[:, None], q_eps,
-        HEAD_DIM, ROPE_DIM, Q_NORM, UNIT_OFFSET, T, INTERPRETED,
+        row + heads, q_norm + (heads if Q_NORM == 2 else 0 * heads), cos, sin, h, (g < group)[:, None],
+        mean_square(row, NUM_HEADS * HEAD_DIM, Q_NORM), q_eps, HEAD_DIM, ROPE_DIM, Q_NORM, UNIT_OFFSET, T, INTERPRETED,
     )  # fmt: skip
     new_k, new_v = newest(
-        row, k_norm, cos, sin, kv, h, k_eps, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROPE_DIM, K_NORM, UNIT_OFFSET, CACHE,
+        row, k_norm, cos, sin, kv, h, k_eps, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROPE_DIM, K_NORM, UNIT_OFFSET, T,
         INTERPRETED,
     )  # fmt: skip
+    k_stored, v_stored, k_scale, v_scale = new_k, new_v, 0.0, 0.0
+    if INT8:  # attention reads the row as others will
+        k_stored, k_scale = in_codes(new_k, INTERPRETED)
+        v_stored, v_scale = in_codes(new_v, INTERPRETED)
+        new_k, new_v = rounded(k_stored * k_scale, T, INTERPRETED), rounded(v_stored * v_scale, T, INTERPRETED)
+        k_stored, v_stored = k_stored.to(tl.int8), v_stored.to(tl.int8)
     if last < begin + SPLIT:
         slot = tl.load(blocks + last // BLOCK) * BLOCK + last % BLOCK
-        at = (slot * NUM_KV_HEADS + kv).to(tl.int64) * HEAD_DIM + tl.arange(0, 1)[:, None] + h[None, :]
-        tl.store(k_rows + at, new_k, mask=(h < HEAD_DIM)[None, :])
-        tl.store(v_rows + at, new_v, mask=(h < HEAD_DIM)[None, :])
+        place = (slot * NUM_KV_HEADS + kv).to(tl.int64) + tl.arange(0, 1)[:, None]
+        at = place * HEAD_DIM + h[None, :]
+        tl.store(k_rows + at, k_stored, mask=(h < HEAD_DIM)[None, :])
+        tl.store(v_rows + at, v_stored, mask=(h < HEAD_DIM)[None, :])
+        if INT8:
+            tl.store(k_scales + place, k_scale)
+            tl.store(v_scales + place, v_scale)
     max_score, exp_sum, value_sum = read_split(
-        q, new_k, new_v, k_rows, v_rows, blocks, kv, h, begin, first, last, scale, softcap,
-        NUM_KV_HEADS, HEAD_DIM, CAPPED, BLOCK, SPLIT, POSITIONS, HEADS, WIDTH, T, INTERPRETED,
+        q, new_k, new_v, k_rows, v_rows, k_scales, v_scales, blocks, kv, h, begin, first, last, scale, softcap,
+        NUM_KV_HEADS, HEAD_DIM, CAPPED, INT8, BLOCK, SPLIT, POSITIONS, HEADS, WIDTH, T, INTERPRETED,
     )  # fmt: skip
     if NUM_SPLITS == 1:
         store_attended(

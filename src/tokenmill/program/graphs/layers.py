@@ -54,6 +54,7 @@ class GraphAttention:
         self.out = GraphMatrix.of(module.out, block.out.multipliers)
         norms = [*block.qk_norms, None, None][:2]
         self.norms = [NormOf.of(norm, each) for norm, each in zip(norms, (module.q_norm, module.k_norm), strict=True)]
+        self.norm_kind = 0 if not block.qk_norms else 1 if block.norms_heads else 2
         self.sinks = None if module.sinks is None else module.sinks.detach()
         self.heads = max(16, triton.next_power_of_2(block.num_heads // block.num_kv_heads))
         self.width = max(16, triton.next_power_of_2(block.head_dim))
@@ -73,13 +74,14 @@ class GraphAttention:
         }  # fmt: skip
         sinks = qkv if self.sinks is None else self.sinks
         attend[(count, block.num_kv_heads, splits)](
-            qkv, *cached, rows.tables_BM, rows.positions_B, cos, sin, q_norm.weight if q_norm else qkv,
+            qkv, *(cached * 2)[:4], rows.tables_BM, rows.positions_B, cos, sin, q_norm.weight if q_norm else qkv,
             k_norm.weight if k_norm else qkv, sinks, out, maxima, sums, values, qkv.stride(0), rows.tables_BM.stride(0),
             out.stride(0), cos.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
             block.shape.scale, block.shape.softcap or 1.0,
-            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
-            UNIT_OFFSET=bool(q_norm and q_norm.unit_offset), CAPPED=block.shape.softcap is not None,
-            BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), CACHE=TRITON[cached[0].dtype],
+            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=self.norm_kind if q_norm else 0,
+            K_NORM=self.norm_kind if k_norm else 0, UNIT_OFFSET=bool(q_norm and q_norm.unit_offset),
+            CAPPED=block.shape.softcap is not None,
+            BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), INT8=len(cached) > 2,
             num_warps=warps_of(self.heads, self.width, x_BD.dtype), **shared,
         )  # fmt: skip
         if splits > 1:
@@ -149,7 +151,7 @@ class GraphExperts:
 
 
 class GraphLayer:
-    """x + multiplier * after(attention(before(x))), then the same with the MLP."""
+    """x + multiplier * after(attention(before(x))), then the same with the MLP, or both of one x."""
 
     def __init__(self, description: LayerDescription, module: Any, table: RotaryTable | None, block_size: int) -> None:
         (block,) = description.mixers
@@ -157,23 +159,31 @@ class GraphLayer:
         names = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm")
         norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
         self.before, self.after, self.mlp_before, self.mlp_after = norms
+        self.mlp_before = self.before if description.shared_norm else self.mlp_before
         self.attention = GraphAttention(block, module.attention, table, block_size)
         make = GraphExperts if isinstance(description.mlp, ExpertsBlock) else GraphMlp
         self.mlp, self.multiplier = make(description.mlp, module.mlp), description.multiplier
+        self.is_parallel = description.parallel
 
     def __call__(self, x_BD: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
         """Bring x from the layer's input to its output, in place."""
-        attended, multiplier = self.attention(x_BD, self.before, cached, rows), self.multiplier
+        attended = self.attention(x_BD, self.before, cached, rows)
+        if self.is_parallel:  # attention has read x, and the MLP reads it before it adds to it
+            self._add_mlp(x_BD)
         if self.after is None:
-            self.attention.out(attended, x_BD, adds=multiplier)
+            self.attention.out(attended, x_BD, adds=self.multiplier)
         else:
-            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, multiplier)
+            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, self.multiplier)
+        if not self.is_parallel:
+            self._add_mlp(x_BD)
+
+    def _add_mlp(self, x_BD: Tensor) -> None:
         if self.mlp_after is None:
-            self.mlp(x_BD, self.mlp_before, x_BD, multiplier)
+            self.mlp(x_BD, self.mlp_before, x_BD, self.multiplier)
         else:
             made = torch.empty_like(x_BD)
             self.mlp(x_BD, self.mlp_before, made, None)
-            add_norm(made, x_BD, self.mlp_after, multiplier)
+            add_norm(made, x_BD, self.mlp_after, self.multiplier)
 
 
 class GraphDecoder:
@@ -181,7 +191,7 @@ class GraphDecoder:
 
     def __init__(self, decoder: Decoder, block_size: int) -> None:
         self.config, whole = decoder.config, decoder.description
-        self.embedding, self.multiplier = decoder.embedding, 1.0
+        self.embedding, self.position_embedding, self.multiplier = decoder.embedding, decoder.position_embedding, 1.0
         if self.config.embedding_multiplier != 1.0:  # as a number of Python: a tensor cannot be made in a graph
             weight = decoder.embedding.weight
             self.multiplier = torch.tensor(self.config.embedding_multiplier, dtype=weight.dtype).item()
@@ -196,6 +206,8 @@ class GraphDecoder:
         """Compute the logits of each sequence, [B, V] float32."""
         x_BD = self.embedding(token_ids_B)
         x_BD = x_BD if self.multiplier == 1.0 else x_BD * self.multiplier
+        if self.position_embedding is not None:
+            x_BD = x_BD + self.position_embedding(rows.positions_B + self.config.first_position)
         for layer, cached in zip(self.layers, cache, strict=True):
             layer(x_BD, cached, rows)
         logits_BV = x_BD.new_empty((len(x_BD), self.config.vocab_size), dtype=torch.float32)

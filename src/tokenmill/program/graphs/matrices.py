@@ -35,15 +35,30 @@ def inputs_of(dtype: torch.dtype) -> int:
 
 
 class NormOf(NamedTuple):
-    """A norm before a product: its weight, epsilon, and whether the weight is an offset from 1."""
+    """A norm before a product: its weight, epsilon, and whether the weight is an offset from 1. centred: LayerNorm,
+    perhaps with a bias.
+    """
 
     weight: Tensor
     eps: float
     unit_offset: bool
+    centred: bool = False
+    bias: Tensor | None = None
 
     @classmethod
     def of(cls, norm: Norm | None, module: Any) -> "NormOf | None":
-        return None if norm is None else cls(module.weight.detach(), norm.eps, norm.unit_offset)
+        if norm is None:
+            return None
+        bias = module.bias.detach() if norm.bias else None
+        return cls(module.weight.detach(), norm.eps, norm.unit_offset, norm.kind == "layer", bias)
+
+    @property
+    def kind(self) -> dict[str, bool]:
+        """Name it by the kernels' constants."""
+        return {"CENTRED": self.centred, "NORM_BIAS": self.bias is not None, "UNIT_OFFSET": self.unit_offset}
+
+
+NO_NORM = {"CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": False}
 
 
 class MatrixRows(NamedTuple):
@@ -182,7 +197,8 @@ class GraphMatrix:
             grid = (triton.cdiv(count, OUTPUTS), pairs or triton.cdiv(len(x), ROWS.value))
             bias = None if self.bias is None else self.bias[part.first :]
             product[grid](
-                x, norm.weight if norm else x, part.numbers, part.scales,
+                x, norm.weight if norm else x, norm.bias if norm and norm.bias is not None else x, part.numbers,
+                part.scales,
                 part.scales if part.minimums is None else part.minimums, x if bias is None else bias, to,
                 x if experts is None else experts.chosen_BC, x if part.places is None else part.places,
                 len(x), x.shape[1], count, x.stride(0), to.stride(0), rows * part.numbers.shape[1],
@@ -191,8 +207,8 @@ class GraphMatrix:
                 *(clamps or (1.0, 1.0)), CHOSEN=0 if experts is None else experts.chosen_BC.shape[1],
                 SEVERAL=part.places is not None,
                 READS_PAIRS=experts is not None and experts.reads_pairs, CLAMPED=clamps is not None,
-                NORM=norm is not None, UNIT_OFFSET=bool(norm and norm.unit_offset),
-                TWO_PASSES=norm is not None and x.dtype == torch.float16, GATED=gated,
+                NORM=norm is not None, **(NO_NORM if norm is None else norm.kind),
+                TWO_PASSES=norm is not None and (norm.centred or x.dtype == torch.float16), GATED=gated,
                 ACTIVATION=ACTIVATIONS[activation] if activation and not self.splits_gates else 0,
                 HAS_BIAS=bias is not None, ADDS=adds is not None, BITS=part.bits, PAIRED=part.paired,
                 FACTORED=part.factored, HAS_MINIMUMS=part.minimums is not None and not part.factored,
@@ -223,6 +239,6 @@ def add_norm(x: Tensor, out: Tensor, norm: NormOf, multiplier: float) -> None:
     """Add multiplier · norm(x) to `out`, row by row."""
     inputs = min(triton.next_power_of_2(x.shape[1]), 4096)
     add_normed[(len(x),)](
-        x, out, norm.weight, x.shape[1], x.stride(0), out.stride(0), norm.eps, multiplier,
-        UNIT_OFFSET=norm.unit_offset, INPUTS=inputs, T=TRITON[out.dtype], INTERPRETED=INTERPRETED,
+        x, out, norm.weight, x if norm.bias is None else norm.bias, x.shape[1], x.stride(0), out.stride(0), norm.eps,
+        multiplier, **norm.kind, INPUTS=inputs, T=TRITON[out.dtype], INTERPRETED=INTERPRETED,
     )  # fmt: skip

@@ -23,7 +23,8 @@ SERVED = frozenset({
     "norm of q and k", "part of each head rotated", "attention sinks",
     "clamped SwiGLU", "mixture of experts", "experts in some layers only", "shared experts",
     "sigmoid scores of experts", "correction of a router's scores", "groups of experts", "scaled weights of experts",
-    "bias on a router", "biases within a mixture of experts",
+    "bias on a router", "biases within a mixture of experts", "norm over all heads of q and k",
+    "parallel attention and MLP", "one norm for attention and MLP", "learned positions",
 })  # fmt: skip
 """What the kernels compute of the features of models, see features.py."""
 
@@ -62,7 +63,7 @@ class GraphsSpec(EagerSpec):
             config.tensor_parallel > 1 and "computes in one process, and tensor_parallel asks for more",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
             not merged and f"fuses by itself, and fuse {config.fuse} was asked for",
-            cache.format != "dense" and f"cannot read cache format {cache.format}",
+            cache.format not in ("dense", "int8") and f"cannot read cache format {cache.format}",
             (config.adapter is not None or config.lora_modules)
             and "computes no adapters; merge one into the model (tokenmill merge)",
             config.compile != "auto" and f"compiles by itself, and compile {config.compile} was asked for",
@@ -122,7 +123,6 @@ def scratch_numbers(config: ResolvedConfig, model: ModelConfig) -> int:
 def _refuse(decoder: DecoderDescription) -> str | None:
     config, heads = decoder.config, decoder.attentions
     lacking = sorted(features_of(decoder) - SERVED)
-    norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms.values())]
     of_heads = [norm for block in heads for norm in block.qk_norms]
     activations = [mlp.activation for layer in decoder.layers for mlp in layer.mlps]
     unknown = [name for name in activations if name not in ACTIVATIONS]
@@ -131,7 +131,6 @@ def _refuse(decoder: DecoderDescription) -> str | None:
     is_part = decoder.mtp is not None or not config.has_head or config.num_types > 0
     reasons = (
         lacking and f"has no kernel for {lacking[0]}",
-        any(norm.kind != "rms" for norm in norms) and "has no kernel for LayerNorm",
         differ and "has no kernel for norms of heads that have biases or differ",
         is_part and "computes whole decoders, with a head and without types of tokens",
         any(block.qkv.is_scaled for block in heads) and "has no kernel for multipliers of Q, K or V",
