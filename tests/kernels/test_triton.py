@@ -247,6 +247,7 @@ CASES = {
     "no rope, 20 heads of one": ((20, 1, 16), {}, 0, 16),
     "norms over all heads": ((6, 3, 12), {"norms": "all"}, 12, 8),
     "norms of heads": ((6, 3, 12), {"norms": "each"}, 12, 8),
+    "LayerNorm of heads": ((6, 3, 12), {"norms": "centred"}, 6, 8),
     "8 bits": ((4, 2, 12), {"int8": True}, 12, 8),
     "8 bits, no rope": ((4, 2, 16), {"int8": True, "window": 40}, 0, 5),
 }
@@ -257,8 +258,11 @@ def normed_heads(x, norm, how):
     if norm is None:
         return x
     given = x.reshape(1, -1) if how == "all" else x
-    wide = given * torch.rsqrt(given.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float()
-    return wide.reshape(x.shape)
+    if norm.centred:
+        given = given - given.mean(-1, keepdim=True)
+    wide = given * torch.rsqrt(given.square().mean(-1, keepdim=True) + norm.eps)
+    wide = wide * norm.weight.float().view(-1, wide.shape[-1])
+    return (wide if norm.bias is None else wide + norm.bias.float()).reshape(x.shape)
 
 
 class Attending:
@@ -289,11 +293,14 @@ class Attending:
         attention = layers.GraphAttention.__new__(layers.GraphAttention)
         attention.block, attention.block_size = self.block, self.block_size
         attention.norms, attention.table, norms = [None, None], None, self.how["norms"]
-        attention.norm_kind = {None: 0, "each": 1, "all": 2}[norms]
-        if norms:
-            counts = (self.heads, self.kv_heads) if norms == "all" else (1, 1)
-            weights = [normal(count * self.width, seed=11 + count, dtype=self.dtype) for count in counts]
-            attention.norms = [matrices.NormOf(weight, 1e-5, False) for weight in weights]
+        attention.over_all, attention.has_own = norms == "all", norms in ("all", "centred")
+        for at, count in enumerate((self.heads, self.kv_heads)):
+            shape = {None: None, "each": (self.width,), "all": (count * self.width,)}.get(norms, (count, self.width))
+            if shape is not None:
+                drawn = [normal(*shape, seed=11 + 2 * at + more, dtype=self.dtype) for more in (0, 1)]
+                is_centred = norms == "centred"
+                norm = matrices.NormOf(drawn[0], 1e-5, False, is_centred, drawn[1] if is_centred else None)
+                attention.norms[at] = norm
         group = self.heads // self.kv_heads
         attention.heads, attention.width = max(16, 1 << (group - 1).bit_length()), 16
         attention.sinks = normal(self.heads, seed=5) if self.block.shape.sinks else None

@@ -76,12 +76,13 @@ def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: An
         "WIDTH": padded, "T": dtype,
     }  # fmt: skip
     more = {
-        "ROPE_DIM": width, "Q_NORM": 0, "K_NORM": 0, "UNIT_OFFSET": False, "CAPPED": False, "BLOCK": 32,
+        "ROPE_DIM": width, "Q_NORM": 0, "K_NORM": 0, "OWN": how.get("Q_NORM") == 2, "CENTRED": False,
+        "NORM_BIAS": False, "UNIT_OFFSET": False, "CAPPED": False, "BLOCK": 32,
         "POSITIONS": positions_of(padded, getattr(torch, NAMES[dtype])), "INT8": False,
     }  # fmt: skip
     warps = warps_of(shared["HEADS"], padded, getattr(torch, NAMES[dtype]))
     floats = dict.fromkeys(("max_scores", "exp_sums", "value_sums", "qkv"), "fp32")
-    own = dict.fromkeys(("cos", "sin", "q_norm", "k_norm", "sinks", "out"), dtype)
+    own = dict.fromkeys(("cos", "sin", "q_norm", "k_norm", "q_bias", "k_bias", "sinks", "out"), dtype)
     rows, scales = ("i8", "fp32") if how.get("INT8") else (dtype, dtype)
     own |= {"k_rows": rows, "v_rows": rows, "k_scales": scales, "v_scales": scales}
     integers = dict.fromkeys(("tables", "positions"), "i64")
@@ -124,6 +125,7 @@ for at, (kernel, *rest) in enumerate(
         *attention_of("bf16", (32, 8, 128), 8, INT8=True),
         *attention_of("fp16", (16, 16, 64), 1, INT8=True, Q_NORM=2, K_NORM=2),
         *attention_of("bf16", (40, 8, 128), 4, Q_NORM=2, K_NORM=2),
+        *attention_of("bf16", (32, 8, 64), 4, Q_NORM=1, K_NORM=1, OWN=True, CENTRED=True, NORM_BIAS=True),
     ]
 ):
     CASES[f"{kernel.__name__} {at // 2}"] = (kernel, *rest)

@@ -45,6 +45,9 @@ FAMILIES = (
     "cohere",
     "olmo2",
     "olmoe",
+    "stablelm-parallel",
+    "phi-departures",
+    "cohere-departures",
 )
 
 

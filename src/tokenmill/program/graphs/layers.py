@@ -14,7 +14,16 @@ from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu, sigmoid
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
-from tokenmill.program.graphs.matrices import TRITON, Clamps, Experts, GraphMatrix, NormOf, add_experts, add_norm
+from tokenmill.program.graphs.matrices import (
+    NO_NORM,
+    TRITON,
+    Clamps,
+    Experts,
+    GraphMatrix,
+    NormOf,
+    add_experts,
+    add_norm,
+)
 from tokenmill.program.graphs.spec import SPLIT
 
 
@@ -54,7 +63,8 @@ class GraphAttention:
         self.out = GraphMatrix.of(module.out, block.out.multipliers)
         norms = [*block.qk_norms, None, None][:2]
         self.norms = [NormOf.of(norm, each) for norm, each in zip(norms, (module.q_norm, module.k_norm), strict=True)]
-        self.norm_kind = 0 if not block.qk_norms else 1 if block.norms_heads else 2
+        self.over_all = bool(block.qk_norms) and not block.norms_heads
+        self.has_own = self.over_all or any(norm.heads > 1 for norm in block.qk_norms)
         self.sinks = None if module.sinks is None else module.sinks.detach()
         self.heads = max(16, triton.next_power_of_2(block.num_heads // block.num_kv_heads))
         self.width = max(16, triton.next_power_of_2(block.head_dim))
@@ -67,6 +77,7 @@ class GraphAttention:
         maxima, sums, values = rows.of_splits(block.num_heads, block.head_dim) if splits > 1 else (qkv, qkv, qkv)
         cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         q_norm, k_norm = self.norms
+        biases = (qkv if norm is None or norm.bias is None else norm.bias for norm in self.norms)
         shared = {
             "NUM_HEADS": block.num_heads, "NUM_KV_HEADS": block.num_kv_heads, "HEAD_DIM": block.head_dim,
             "WINDOW": block.shape.window or 0, "SINKS": self.sinks is not None, "NUM_SPLITS": splits, "SPLIT": SPLIT,
@@ -75,11 +86,12 @@ class GraphAttention:
         sinks = qkv if self.sinks is None else self.sinks
         attend[(count, block.num_kv_heads, splits)](
             qkv, *(cached * 2)[:4], rows.tables_BM, rows.positions_B, cos, sin, q_norm.weight if q_norm else qkv,
-            k_norm.weight if k_norm else qkv, sinks, out, maxima, sums, values, qkv.stride(0), rows.tables_BM.stride(0),
-            out.stride(0), cos.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
+            k_norm.weight if k_norm else qkv, *biases, sinks, out, maxima, sums, values, qkv.stride(0),
+            rows.tables_BM.stride(0), out.stride(0), cos.stride(0), q_norm.eps if q_norm else 0.0,
+            k_norm.eps if k_norm else 0.0,
             block.shape.scale, block.shape.softcap or 1.0,
-            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=self.norm_kind if q_norm else 0,
-            K_NORM=self.norm_kind if k_norm else 0, UNIT_OFFSET=bool(q_norm and q_norm.unit_offset),
+            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=1 + self.over_all if q_norm else 0,
+            K_NORM=1 + self.over_all if k_norm else 0, OWN=self.has_own, **(q_norm.kind if q_norm else NO_NORM),
             CAPPED=block.shape.softcap is not None,
             BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), INT8=len(cached) > 2,
             num_warps=warps_of(self.heads, self.width, x_BD.dtype), **shared,

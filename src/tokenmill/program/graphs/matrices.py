@@ -106,7 +106,7 @@ def _bias(module: nn.Module) -> Tensor | None:
 
 
 def _kinds(parts: list[Stored]) -> tuple[object, ...]:
-    """Tell how the parts of a matrix are stored: those of matrices of one kind can lie in one tensor."""
+    """Tell how the parts of a matrix are stored: parts of matrices of one kind can lie in one tensor."""
     return tuple((part.num_rows, part.bits, *(getattr(part, name) is None for name in TENSORS)) for part in parts)
 
 

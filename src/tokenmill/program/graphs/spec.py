@@ -25,6 +25,7 @@ SERVED = frozenset({
     "sigmoid scores of experts", "correction of a router's scores", "groups of experts", "scaled weights of experts",
     "bias on a router", "biases within a mixture of experts", "norm over all heads of q and k",
     "parallel attention and MLP", "one norm for attention and MLP", "learned positions",
+    "LayerNorm of q and k", "norms of q and k with weights for each head",
 })  # fmt: skip
 """What the kernels compute of the features of models, see features.py."""
 
@@ -127,11 +128,13 @@ def _refuse(decoder: DecoderDescription) -> str | None:
     activations = [mlp.activation for layer in decoder.layers for mlp in layer.mlps]
     unknown = [name for name in activations if name not in ACTIVATIONS]
     wide = max((block.head_dim for block in heads), default=0)
-    differ = any(norm.bias for norm in of_heads) or len({norm.unit_offset for norm in of_heads}) > 1
+    differ = len({(norm.kind, norm.bias, norm.unit_offset, norm.heads > 1) for norm in of_heads}) > 1
+    all_centred = any(norm.kind == "layer" for block in heads if not block.norms_heads for norm in block.qk_norms)
     is_part = decoder.mtp is not None or not config.has_head or config.num_types > 0
     reasons = (
         lacking and f"has no kernel for {lacking[0]}",
-        differ and "has no kernel for norms of heads that have biases or differ",
+        differ and "has no kernel for norms of Q and K of which one is of another kind",
+        all_centred and "has no kernel for LayerNorm over all heads of Q and K",
         is_part and "computes whole decoders, with a head and without types of tokens",
         any(block.qkv.is_scaled for block in heads) and "has no kernel for multipliers of Q, K or V",
         wide > WIDEST_HEAD
