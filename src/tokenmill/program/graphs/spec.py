@@ -33,6 +33,9 @@ SPLIT = 256
 """Positions that one program of attention reads. A context of 8,192 tokens then has 32 programs for each kv head: with
 8 kv heads 256 programs, where an H100 has 132 processors."""
 
+IN_8_BITS = "int8"
+"""The cache format whose codes and scales attention reads and writes, as it does plain rows."""
+
 OLDEST_TRITON = (3, 5)
 """The first version that was tried: the interpreter of 3.4 and earlier lacks functions that the kernels call."""
 
@@ -64,7 +67,7 @@ class GraphsSpec(EagerSpec):
             config.tensor_parallel > 1 and "computes in one process, and tensor_parallel asks for more",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
             not merged and f"fuses by itself, and fuse {config.fuse} was asked for",
-            cache.format not in ("dense", "int8") and f"cannot read cache format {cache.format}",
+            cache.format not in ("dense", IN_8_BITS) and f"cannot read cache format {cache.format}",
             (config.adapter is not None or config.lora_modules)
             and "computes no adapters; merge one into the model (tokenmill merge)",
             config.compile != "auto" and f"compiles by itself, and compile {config.compile} was asked for",
