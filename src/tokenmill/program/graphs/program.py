@@ -5,7 +5,10 @@ the other sequences of its step nor on the size of blocks. Prompts are computed 
 """
 
 import logging
+import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import triton
@@ -29,6 +32,9 @@ from tokenmill.program.graphs.layers import GraphDecoder, StepRows
 from tokenmill.program.graphs.spec import SPLIT, scratch_numbers
 
 log = logging.getLogger(__name__)
+
+LAUNCHES: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
+"""Triton's interpreter (3.7) keeps the grid of a launch in a variable of the process: one engine at a time computes."""
 
 
 class Graphs(MicroBatched):
@@ -84,4 +90,5 @@ class Graphs(MicroBatched):
     def _run(self, inputs: Inputs, cache: Cache) -> Tensor:
         splits = triton.cdiv(len(inputs.offsets_L), SPLIT)
         rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch)
-        return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)
+        with LAUNCHES:
+            return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)
