@@ -90,10 +90,19 @@ def test_onednn_multiplies_what_its_processor_can(monkeypatch):
         assert devices.why_no_onednn("float16") == "cannot multiply float16 on this processor"
 
 
-def test_the_memory_of_a_gpu_is_what_torch_says_is_free(monkeypatch):
-    """This is not run on a GPU: torch's answer is (free, total)."""
+def test_the_memory_of_a_gpu_is_what_its_driver_and_torch_have_left(monkeypatch):
+    """This is not run on a GPU: the driver's answer is (free, total), and torch keeps what engines have given back."""
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (700 + device.index, 9000))
-    assert devices.free_bytes("cuda:1") == 701
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 5000)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 4900)
+    assert devices.free_bytes("cuda:1") == 801
+
+
+def test_the_generation_of_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, device.index))
+    assert devices.compute_capability("cuda:6") == (8, 6)
+    monkeypatch.setattr("torch.version.hip", "7.1")
+    assert devices.compute_capability("cuda:6") is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from tokenmill.kernels.triton import attention, products
 from tokenmill.program.graphs.layers import positions_of, warps_of
 from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS, inputs_of
+from tokenmill.program.graphs.spec import SPLIT
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -48,19 +49,20 @@ _FLOATS = {
 def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]:
     """Describe a compilation of the product: its kernel, the types of its pointers, its constants, its options."""
     constants = {
-        "NORM": False, "UNIT_OFFSET": False, "TWO_PASSES": False, "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False,
-        "ADDS": False, "CHOSEN": 0,
-        "READS_PAIRS": False, "CLAMPED": False, "BITS": 0,
-        "PAIRED": False, "GROUP": 32, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype,
-        "OUTPUTS": OUTPUTS, "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
+        "NORM": False, "CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": False, "TWO_PASSES": False,
+        "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False, "ADDS": False, "CHOSEN": 0, "SEVERAL": False,
+        "READS_PAIRS": False, "CLAMPED": False, "BITS": 0, "PAIRED": False, "FACTORED": False, "HAS_MINIMUMS": False,
+        "T": dtype, "OUT": dtype, "OUTPUTS": OUTPUTS, "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
     } | how  # fmt: skip
     weights = "u8" if constants["BITS"] else dtype
-    pointers = dict.fromkeys(("x", "norm_weight", "bias"), dtype) | {
+    pointers = dict.fromkeys(("x", "norm_weight", "norm_bias", "bias"), dtype) | {
         "numbers": weights,
         "out": constants["OUT"],
         "chosen": "i64",
+        "places": "i64",
     }
     pointers |= dict.fromkeys(("scales", "minimums"), "fp16" if constants["BITS"] else dtype)
+    pointers |= {"minimums": "i8"} if constants["FACTORED"] else {}
     return products.product, pointers, constants, {"num_warps": WARPS, "num_stages": STAGES}
 
 
@@ -70,16 +72,19 @@ def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: An
     group, padded = num_heads // num_kv_heads, triton.next_power_of_2(width)
     shared = {
         "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": width, "WINDOW": 0, "SINKS": False,
-        "NUM_SPLITS": splits, "SPLIT": attention.SPLIT, "HEADS": max(16, triton.next_power_of_2(group)),
+        "NUM_SPLITS": splits, "SPLIT": SPLIT, "HEADS": max(16, triton.next_power_of_2(group)),
         "WIDTH": padded, "T": dtype,
     }  # fmt: skip
     more = {
-        "ROPE_DIM": width, "Q_NORM": False, "K_NORM": False, "UNIT_OFFSET": False, "CAPPED": False, "BLOCK": 32,
-        "POSITIONS": positions_of(padded, getattr(torch, NAMES[dtype])), "CACHE": dtype,
+        "ROPE_DIM": width, "Q_NORM": 0, "K_NORM": 0, "OWN": how.get("Q_NORM") == 2, "CENTRED": False,
+        "NORM_BIAS": False, "UNIT_OFFSET": False, "CAPPED": False, "BLOCK": 32,
+        "POSITIONS": positions_of(padded, getattr(torch, NAMES[dtype])), "INT8": False,
     }  # fmt: skip
     warps = warps_of(shared["HEADS"], padded, getattr(torch, NAMES[dtype]))
     floats = dict.fromkeys(("max_scores", "exp_sums", "value_sums", "qkv"), "fp32")
-    own = dict.fromkeys(("k_rows", "v_rows", "cos", "sin", "q_norm", "k_norm", "sinks", "out"), dtype)
+    own = dict.fromkeys(("cos", "sin", "q_norm", "k_norm", "q_bias", "k_bias", "sinks", "out"), dtype)
+    rows, scales = ("i8", "fp32") if how.get("INT8") else (dtype, dtype)
+    own |= {"k_rows": rows, "v_rows": rows, "k_scales": scales, "v_scales": scales}
     integers = dict.fromkeys(("tables", "positions"), "i64")
     of_merge = {name: kind for name, kind in {**floats, **own, **integers}.items() if name in attention.merge.arg_names}
     changed = {key: how[key] for key in shared.keys() & how.keys()}
@@ -95,6 +100,9 @@ CASES: dict[str, Any] = {
     "gate and up": product("bf16", NORM=True, UNIT_OFFSET=True, GATED=True, ACTIVATION=3),
     "gate and up, fp32": product("fp32", NORM=True, GATED=True, ACTIVATION=1),
     "down": product("bf16", ADDS=True),
+    "up behind LayerNorm": product(
+        "bf16", NORM=True, CENTRED=True, NORM_BIAS=True, TWO_PASSES=True, ACTIVATION=2, HAS_BIAS=True
+    ),
     "gate and up, 8 bits": product("bf16", NORM=True, GATED=True, ACTIVATION=1, BITS=8),
     "down, 4 bits": product("bf16", ADDS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True),
     "gate and up, 4 bits": product("fp16", NORM=True, TWO_PASSES=True, GATED=True, ACTIVATION=1, BITS=4, PAIRED=True),
@@ -102,17 +110,22 @@ CASES: dict[str, Any] = {
     "clamped experts": product(
         "bf16", NORM=True, GATED=True, CHOSEN=4, CLAMPED=True, HAS_BIAS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True
     ),
+    "experts in several ways": product("bf16", NORM=True, CHOSEN=8, SEVERAL=True, BITS=6, FACTORED=True),
     "down of experts": product("bf16", CHOSEN=8, READS_PAIRS=True, OUT="fp32"),
-    "head, 6 bits": product("bf16", NORM=True, BITS=6, GROUP=16, OUT="fp32"),
+    "head, 6 bits": product("bf16", NORM=True, BITS=6, FACTORED=True, OUT="fp32"),
 }
 for at, (kernel, *rest) in enumerate(
     [
         *attention_of("bf16", (32, 8, 128), 8),
         *attention_of("fp16", (32, 8, 64), 1),
-        *attention_of("bf16", (4, 1, 256), 4, Q_NORM=True, K_NORM=True, UNIT_OFFSET=True, WINDOW=512),
+        *attention_of("bf16", (4, 1, 256), 4, Q_NORM=1, K_NORM=1, UNIT_OFFSET=True, WINDOW=512),
         *attention_of("bf16", (64, 8, 64), 32, SINKS=True, CAPPED=True),
         *attention_of("fp32", (9, 3, 64), 4),
         *attention_of("bf16", (48, 1, 128), 4),
+        *attention_of("bf16", (32, 8, 128), 8, INT8=True),
+        *attention_of("fp16", (16, 16, 64), 1, INT8=True, Q_NORM=2, K_NORM=2),
+        *attention_of("bf16", (40, 8, 128), 4, Q_NORM=2, K_NORM=2),
+        *attention_of("bf16", (32, 8, 64), 4, Q_NORM=1, K_NORM=1, OWN=True, CENTRED=True, NORM_BIAS=True),
     ]
 ):
     CASES[f"{kernel.__name__} {at // 2}"] = (kernel, *rest)
@@ -121,8 +134,8 @@ CASES["sum of experts"] = (
     {"CHOSEN": 8, "OUTPUTS": INPUTS, "ADDS": True, "T": "bf16"}, {},
 )  # fmt: skip
 CASES["norm behind"] = (
-    products.add_normed, dict.fromkeys(("x", "out", "weight"), "bf16"),
-    {"UNIT_OFFSET": True, "INPUTS": 4096, "T": "bf16"}, {},
+    products.add_normed, dict.fromkeys(("x", "out", "weight", "bias"), "bf16"),
+    {"CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": True, "INPUTS": 4096, "T": "bf16"}, {},
 )  # fmt: skip
 
 

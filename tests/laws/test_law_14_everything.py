@@ -381,6 +381,13 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
     everything_at_once(llama, PROGRAMS[program], tmp_path)
 
 
+@pytest.mark.long
+def test_every_text_of_steps_by_triton(llama, tmp_path):
+    """Interpreted where there is no GPU: some tokens a second, so that few operations are made."""
+    pytest.importorskip("triton", reason="there is no Triton for this system")
+    everything_at_once(llama, {"program": "graphs"}, tmp_path)
+
+
 def tried(*parameters, quick=(), slow=()):
     """All combinations: CI tries those that are quick, and slow, which between them have every value of each parameter;
     `make test-long` tries the others, too."""

@@ -18,7 +18,9 @@ from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.model.config import Rope
 from tokenmill.program.aot import program as aot
+from tokenmill.program.parts import Opened
 from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.units import size
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -179,7 +181,7 @@ def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(llama, mon
         raise RuntimeError("cannot allocate\nand more")
 
     monkeypatch.setattr(ranks, "Pool", refuse)
-    monkeypatch.setattr(module, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(module, "free_bytes", lambda device: {"cpu": 1000}[device])
     with pytest.raises(CapacityError) as raised:
         loaded_of(llama, max_length=40)
     what = (
@@ -193,6 +195,18 @@ def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(llama, mon
         monkeypatch.setattr(ranks, "Pool", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(CapacityError, match=rf"which the system refuses \({reason}\)"):
             loaded_of(llama, max_length=40)
+
+
+def test_weights_for_which_a_gpu_has_no_memory_are_told_with_what_was_free(llama, monkeypatch):
+    """As beside another engine on the same card; what was free is asked before the load has taken some of it."""
+    free = iter((2000, 10))
+    monkeypatch.setattr(module, "free_bytes", lambda device: next(free))
+    monkeypatch.setattr(Opened, "load_decoder", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA")))
+    with pytest.raises(CapacityError) as raised:
+        loaded_of(llama, max_length=40)
+    needed = size(resolved_of(llama)[1].weight_bytes)
+    what = f"memory of cpu for the weights, beside the cache and other engines there: {needed} needed, 2.0 kB available"
+    assert str(raised.value) == f"{what}; change model, scheme, max_length or max_sequences"
 
 
 def test_a_package_that_does_not_fit_is_refused_or_left_out(llama, monkeypatch, caplog, tmp_path):

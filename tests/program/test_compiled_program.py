@@ -12,7 +12,7 @@ from tests.program.test_compiled import PROMPTS, engine_for
 from tokenmill.errors import ConfigError
 from tokenmill.program.compiled import program as module
 from tokenmill.program.compiled.micro_batches import DynamicShapes, Inputs, StaticShapes, StepShape
-from tokenmill.program.compiled.program import Captured, check_backend, compile_forward, cuda_graph
+from tokenmill.program.compiled.program import Captured, CudaGraphs, check_backend, compile_forward
 
 
 @pytest.fixture
@@ -266,6 +266,24 @@ def test_a_recording_that_failed_is_made_again():
     assert captured(one_token(), []).tolist() == [[0]] and len(tries) == 2
 
 
+@pytest.mark.parametrize("in_midst", [False, True])
+def test_a_step_for_which_there_is_no_memory_is_computed_without_a_recording(in_midst, caplog):
+    """Where memory ends in the midst of a recording, torch raises another error at its end."""
+    tries = []
+
+    def capture(run):
+        tries.append(run)
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            if in_midst:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    captured = Captured(lambda inputs, cache: inputs.token_ids_BC.clone(), capture)
+    assert [captured(one_token(), []).tolist() for _ in range(2)] == [[[0]]] * 2 and len(tries) == 1
+    assert "no memory to record a step of 1 x 1 tokens" in caplog.text
+
+
 def test_a_graph_is_recorded_after_three_runs_aside(monkeypatch):
     """In the order that torch's documentation of CUDAGraph gives, on a torch.cuda that only takes notes."""
     notes = []
@@ -292,11 +310,29 @@ def test_a_graph_is_recorded_after_three_runs_aside(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: noted(stream.name))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: noted(capture_error_mode))
-    again, logits = cuda_graph(lambda: notes.append("run") or len(notes))
+    handles, pools = iter(("pool", "another")), []
+
+    def graph(graph, pool, capture_error_mode):
+        pools.append(pool)
+        return noted(capture_error_mode)
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    record = CudaGraphs()
+    again, logits = record(lambda: notes.append("run") or len(notes))
     again()
     assert notes == [
         "aside waits for current", "enter aside", "run", "run", "run", "leave aside", "current waits for aside",
         "enter thread_local", "run", "leave thread_local", "replay",
     ]  # fmt: skip
     assert logits == 9
+    record(lambda: None)
+
+    def breaks_off():
+        if len(pools) == 3:
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        record(breaks_off)
+    record(lambda: None)
+    assert pools == ["pool", "pool", "pool", "another"], "all share one, but for what was broken off"

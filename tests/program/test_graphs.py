@@ -3,21 +3,52 @@
 Without a GPU its kernels are interpreted: the numbers are tried, and nothing of their speed.
 """
 
+from importlib.machinery import PathFinder
+
 import pytest
 import torch
 
 from tests.tiny_models import prompt, save
 from tokenmill import load
-from tokenmill.errors import ConfigError
+from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.loader.fit import fit_for_many
+from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import cost_of
+from tokenmill.model.families import read_config
+from tokenmill.program.graphs import spec
+from tokenmill.program.graphs.spec import GraphsSpec
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
+from tokenmill.program.compiled.program import Captured
 from tokenmill.program.graphs.program import Graphs
 
 SETTINGS = {"program": "graphs", "dtype": "float32", "max_sequences": 3, "max_length": 64}
 PROMPTS = [prompt(length, seed=6) for length in (1, 22)]
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "granite", "mixtral", "qwen2_moe", "gpt_oss")
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "mixtral",
+    "qwen2_moe",
+    "gpt_oss",
+    "gpt2",
+    "gpt_neox",
+    "phi",
+    "starcoder2",
+    "stablelm",
+    "cohere",
+    "olmo2",
+    "olmoe",
+    "stablelm-parallel",
+    "phi-departures",
+    "cohere-departures",
+)
 
 
 def texts(engine, prompts=PROMPTS, **how):
@@ -33,11 +64,30 @@ def test_it_says_what_the_modules_say(family, models, engine_of):
     assert texts(ours) == texts(load(path, **SETTINGS | {"program": "eager"}))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "dtype"), [("dense", "float32"), ("dense", "bfloat16"), ("q8", "float16"), ("q4", "bfloat16")]
-)
-def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(scheme, dtype, llama, monkeypatch):
+def test_a_cache_of_8_bits(models, engine_of):
+    """Prompts are written by the modules, and the rows of each step by the kernel, as the modules round them."""
+    for family in ("llama", "gemma2"):
+        path = save(family, models)
+        ours = engine_of(path, **SETTINGS, block_size=8, cache_format="int8")
+        theirs = load(path, **SETTINGS | {"program": "eager"}, cache_format="int8")
+        assert texts(ours, max_new_tokens=6) == texts(theirs, max_new_tokens=6)
+
+
+BITS = {
+    "float32": ("llama", {"dtype": "float32"}),
+    "bfloat16": ("llama", {"dtype": "bfloat16"}),
+    "8 bits": ("llama", {"dtype": "float16", "scheme": "q8"}),
+    "4 bits": ("llama", {"dtype": "bfloat16", "scheme": "q4"}),
+    "cache of 8 bits": ("llama", {"dtype": "bfloat16", "cache_format": "int8"}),
+    "LayerNorm, side by side": ("gpt_neox", {"dtype": "bfloat16"}),
+    "norms over all heads, and behind": ("olmo2", {"dtype": "float32"}),
+}
+
+
+@pytest.mark.parametrize("case", BITS)
+def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(case, models, monkeypatch):
     """Logits of steps of one token: of three texts together, and of each alone in blocks of another size."""
+    family, given = BITS[case]
     seen = []
     run = Graphs._run
 
@@ -48,10 +98,10 @@ def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(scheme, dtype, lla
 
     monkeypatch.setattr(Graphs, "_run", recorded)
     prompts = [prompt(length, seed=6) for length in (3, 9, 20)]
-    how = SETTINGS | {"dtype": dtype, "scheme": scheme}
-    together = texts(load(llama, **how, block_size=8), prompts)
+    path, how = save(family, models), SETTINGS | given
+    together = texts(load(path, **how, block_size=8), prompts)
     steps, seen[:] = [*seen], []
-    alone = load(llama, **how, block_size=5)
+    alone = load(path, **how, block_size=5)
     assert [texts(alone, [each])[0] for each in prompts] == together
     by_position = {at: row for step in steps for at, row in step.items()}
     assert len(seen) == 6 and all(torch.equal(row, by_position[at]) for step in seen for at, row in step.items())
@@ -62,6 +112,22 @@ def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(scheme, dtype, lla
 def test_the_bytes_of_weights_are_foreseen(scheme, family, models, engine_of):
     engine = engine_of(save(family, models), **SETTINGS, scheme=scheme, block_size=8)
     assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
+    assert "scratch_bytes" not in engine.memory, "texts of one split keep nothing"
+
+
+def test_all_graphs_share_one_scratch_which_is_foreseen(models, engine_of):
+    """Of 3 texts of 2 splits each: of each head a maximum, a sum and a row of values of float32. `plan` counts it."""
+    path = save("mistral-long", models)
+    short, long = (engine_of(path, **SETTINGS | {"max_length": length}, block_size=8) for length in (256, 500))
+    of_plan = [cost_of(each.core.loaded.resolved).workspace_bytes for each in (short, long)]
+    plain = [cost_of(load(path, **SETTINGS | {"program": "eager", "max_length": length}).core.loaded.resolved)
+             for length in (256, 500)]  # fmt: skip
+    model = long.model_config
+    scratch = 3 * 2 * model.num_heads * (model.head_dim + 2) * 4
+    assert long.memory["scratch_bytes"] == long.core.loaded.program._scratch.nbytes == scratch
+    assert [ours - each.workspace_bytes for ours, each in zip(of_plan, plain, strict=True)] == [0, scratch]
+    texts(long)
+    assert len(long.core.loaded.program.calls) > 1
 
 
 def test_experts_of_codes(models, engine_of):
@@ -113,9 +179,8 @@ def test_sessions_fork_and_go_on(llama, engine_of, tmp_path):
 
 
 REFUSED = {
-    "gpt2": "learned positions",
+    "olmo": "norm without a weight",
     "lfm2": "does not compute short_conv",
-    "olmo2": "norm over all heads of q and k",
     "deepseek_v3": "does not compute latent",
     "llama4_text": "attention temperature by position",
     "laguna": "does not compute gated_attention",
@@ -132,16 +197,60 @@ def test_a_model_that_needs_another_kernel(family, models):
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"cache_format": "int8"}, "cannot read cache format int8"),
         ({"tensor_parallel": 2}, "in one process"),
         ({"kernel": "gather"}, "attends by itself"),
         ({"fuse": "none"}, "fuses by itself"),
         ({"scheme": "packed"}, "does not run scheme packed"),
+        ({"adapter": "somewhere"}, "computes no adapters; merge one into the model"),
+        ({"lora_modules": "a=somewhere"}, "computes no adapters"),
     ],
 )
 def test_settings_that_it_does_not_serve(how, why, llama):
+    """Before a weight is read, and before an adapter is looked for."""
     with pytest.raises(ConfigError, match=why):
         load(llama, **SETTINGS | how)
+
+
+def test_an_adapter_that_is_loaded_later_is_refused_by_name(llama, engine_of, tmp_path):
+    engine = engine_of(llama, **SETTINGS, block_size=8)
+    with pytest.raises(ConfigError, match="adapter = 'mine' is not allowed: none: program graphs computes no adapters"):
+        engine.load_adapter("mine", tmp_path)
+
+
+def refusal(model, device="cuda"):
+    resolved = resolve(EngineConfig(**SETTINGS | {"program": "eager", "device": "cpu"}), model)
+    return GraphsSpec.refuse(resolved.config, model, resolved.cache, device)
+
+
+def test_a_gpu_of_an_earlier_generation_is_refused(llama, monkeypatch):
+    """Before a weight is read. A V100 has 7.0, an A100 8.0; AMD's GPUs have other numbers."""
+    model = read_config(open_checkpoint(llama).config)
+    assert refusal(model) is None, "it is interpreted, whatever the GPU"
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for found, why in (((7, 0), "needs compute capability 8.0 (A100) or later, and this GPU has 7.0"), ((8, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=found: found)
+        assert refusal(model) in (None, why) and (refusal(model) is None) == (why is None)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert refusal(model) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("__version__ = '3.4.0'", "needs Triton 3.5 or later, and this is 3.4.0"),
+        ("__version__ = '2.9'", "this is 2.9"),
+        ("", "this is one without a number"),
+        ("__version__ = '3.5.0'", None),
+        ('__version__ = "3.10.1+git1"', None),
+        ("__version__ = '4.0'", None),
+    ],
+)
+def test_an_older_triton_is_refused_without_importing_it(line, why, llama, monkeypatch, tmp_path):
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text(f'"""isort"""\n{line}\nraise ImportError\n')
+    monkeypatch.setattr(spec, "find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)]))
+    found = refusal(read_config(open_checkpoint(llama).config))
+    assert found is None if why is None else why in found
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -152,8 +261,8 @@ def test_without_a_gpu_it_is_refused_unless_it_is_interpreted(llama, monkeypatch
     assert load(llama, max_length=64).program_name != "graphs", "auto leaves it out"
 
 
-def test_no_memory_to_record_a_step(llama, monkeypatch, caplog):
-    """The modules compute that step; the others are recorded."""
+def test_no_memory_to_record_a_step(llama, caplog):
+    """Its kernels are launched one by one, with the same bits; smaller steps are recorded."""
     engine = load(llama, **SETTINGS, block_size=8)
     program = engine.core.loaded.program
     asked = []
@@ -168,4 +277,18 @@ def test_no_memory_to_record_a_step(llama, monkeypatch, caplog):
     program.capture = capture
     assert texts(engine) == texts(load(llama, **SETTINGS | {"program": "eager"}))
     assert asked == [1, 2]
-    assert "no memory to record steps of 2 sequences with up to 64 positions" in caplog.text
+    assert "no memory to record a step of 2 x 1 tokens, 64 positions" in caplog.text
+    assert all(isinstance(call, Captured) for call in program.calls.values()), "and not left to the modules"
+
+
+def test_a_second_engine_on_a_card_leaves_the_scratch_room(models):
+    """What the first has taken the driver does not count as free, whichever process it is in; see free_bytes."""
+    model = read_config(open_checkpoint(save("mistral-long", models)).config)
+    given = EngineConfig(**SETTINGS | {"max_length": 500, "device": "cpu"})
+    whole = resolve(given, model)
+    own = whole.weight_bytes + whole.scratch_bytes
+    free = 2 * whole.cache.num_bytes
+    fitted = resolve(fit_for_many(given, model, 3, lambda device: own + free), model)
+    assert 0 < fitted.cache.num_bytes <= 0.8 * free
+    with pytest.raises(CapacityError, match=r"memory for the weights: .* needed, .* available"):
+        fit_for_many(given, model, 3, lambda device: own)

@@ -5,6 +5,7 @@ import torch
 
 from tests.program.test_compiled import PROMPTS, engine_for, same
 from tests.tiny_models import prompt
+from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Span, Step
 from tokenmill.program.compiled.micro_batches import (
     DynamicShapes,
@@ -15,7 +16,9 @@ from tokenmill.program.compiled.micro_batches import (
     _wanted,
     split,
 )
+from tokenmill.program.compiled.tables import BlockTables
 
+slots_of = Pool.slots_of
 CPU = torch.device("cpu")
 
 
@@ -132,6 +135,41 @@ def test_a_table_that_is_too_long_is_cut_off(program):
     step = Step([9], [0], [0], [span(1, 0, blocks=blocks)], None, 1, CPU)
     found = program.stage(step.spans, StepShape(1, 1, 16), step)
     assert found.tables_BM.tolist() == [[*blocks[: found.tables_BM.shape[1]]]]
+
+
+def test_tables_of_one_step_after_the_other():
+    """What grows, shrinks, is replaced, ends or moves to another row is as if it were staged for the first time."""
+    grows, others = [1, 2], [7, 8, 9]
+    kept, seen = BlockTables(4, 4), []
+    steps = [
+        lambda: [grows, others],
+        lambda: grows.append(3) or [grows, others],
+        lambda: grows.pop() and [grows, others],
+        lambda: others.__setitem__(1, 6) or [grows, others],
+        lambda: [others, grows, range(3, 9)],
+        lambda: [grows],
+    ]
+    for step in steps:
+        tables = step()
+        staged = kept.staged(tables, 4, CPU)
+        assert torch.equal(staged, BlockTables(4, 4).staged(tables, 4, CPU))
+        rows = [list(tables[min(row, len(tables) - 1)][:4]) for row in range(4)]
+        assert staged.tolist() == [[*row, *[0] * (4 - len(row))] for row in rows]
+        seen.append((staged, staged.clone()))
+    assert all(torch.equal(*pair) for pair in seen), "a later step changes none that may be on its way"
+
+
+@pytest.mark.parametrize("program", ["compiled", "eager"])
+def test_slots_are_made_for_what_reads_them(llama, program, monkeypatch):
+    """Prompts are computed by the modules, which read the slots of a text of several blocks; a compiled step reads its
+    table of blocks.
+    """
+    made = []
+    monkeypatch.setattr(Pool, "slots_of", lambda pool, *args: made.append(args) or slots_of(pool, *args))
+    given = {"compile": "no", "compile_phases": "decode"} if program == "compiled" else {}
+    engine = engine_for(llama, program=program, **given)
+    engine.generate(prompt(19), max_new_tokens=4, ignore_eos=True)
+    assert [count for _, count in made] == ([19] if program == "compiled" else [19, 20, 21, 22])
 
 
 def test_the_wanted_rows_of_each_span():

@@ -23,7 +23,7 @@ class Span(NamedTuple):
     """Rows [first, first + count) of the packed tokens are positions [start, start + count) of one sequence.
 
     base: the slot of position 0 where the sequence lies in one block; slots_L: the slot of every position up to the
-    end of the span, where it does not. Exactly one of the two is set. num_logits: how many of the last rows are wanted.
+    end of the span, where it does not, and the program reads them. num_logits: how many of the last rows are wanted.
     blocks: the sequence's table of rows. state: the slot of its states before the span, where layers keep some and it
     is not at the text's begin. saves: (count, slot) for the states after so many tokens of the span, the last of all.
     adapter: by which its rows are computed, if any.

@@ -89,9 +89,9 @@ class DraftCore:
 
     @property
     def num_bytes(self) -> int:
-        """Add up the memory of the draft model's weights and cache."""
+        """Add up the memory of the draft model's weights, cache and scratch."""
         memory = self._core.loaded.memory
-        return memory["weights_bytes"] + memory["cache_bytes"]
+        return memory["weights_bytes"] + memory["cache_bytes"] + memory.get("scratch_bytes", 0)
 
     def close(self) -> None:
         """Release the draft model's memory."""

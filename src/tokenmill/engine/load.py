@@ -139,7 +139,8 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Told
     max_length = min(config.max_length, read_config(source.config).context)
     block_size = config.block_size if config.block_size < max_length else None
     source, resolved = resolve_opened(source, replace(settings, max_length=max_length, block_size=block_size))
-    needed, available = resolved.cache.num_bytes + resolved.weight_bytes, free_bytes(resolved.config.device)
+    needed = resolved.cache.num_bytes + resolved.weight_bytes + resolved.scratch_bytes
+    available = free_bytes(resolved.config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError(f"memory for the draft model {name}", needed, available, setting, in_bytes=True)

@@ -43,12 +43,22 @@ def find_device(name: str) -> str:
 
 
 def free_bytes(device: str) -> int:
-    """Ask for the memory that is free there: of the machine, or of a GPU."""
+    """Ask for the memory that is free there: of the machine, or of a GPU, whose driver knows of all processes. What
+    torch keeps of an engine that is gone, to give it to the next one of this process, is free, too.
+    """
     if kind_of(device) != "cuda":
         return available_bytes()
     import torch
 
-    return torch.cuda.mem_get_info(torch.device(device))[0]
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(torch.device(device))[0] + kept
+
+
+def compute_capability(device: str) -> tuple[int, int] | None:
+    """Ask for the generation of a GPU of NVIDIA's, such as (9, 0) for an H100; None for other GPUs."""
+    import torch
+
+    return None if torch.version.hip is not None else torch.cuda.get_device_capability(torch.device(device))
 
 
 def why_no_onednn(dtype: str) -> str | None:

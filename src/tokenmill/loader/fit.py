@@ -49,7 +49,7 @@ def fit_for_many(
 def _most_tokens(resolved: ResolvedModel, free: Free | None) -> tuple[int, int]:
     """Count the tokens of the largest cache that fits beside the weights, and the tokens of its whole blocks."""
     available = (free or free_bytes)(resolved.config.device)
-    spec, weights = resolved.cache, resolved.weight_bytes
+    spec, weights = resolved.cache, resolved.weight_bytes + resolved.scratch_bytes
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
     shared = int(SHARE * (available - weights))

@@ -13,17 +13,17 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
+from tokenmill.kernels.devices import free_bytes
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.model_facts import ModelFacts, read_facts
 from tokenmill.loader.ranks import Alone, find_ranks, threads_of_machine
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
-from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import Package
-from tokenmill.program.forward import ModelParts, find_program
+from tokenmill.program.forward import ModelParts, Program, find_program
 from tokenmill.program.parts import Lent, Opened
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
@@ -86,10 +86,22 @@ def _load(
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     parts = ModelParts(source, pool, kernel, config, own)
-    program = ranks.ready(find_program(resolved.program_name)(parts), parts)
+    program = ranks.ready(_make(parts, resolved), parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     return_memory()  # of headers and tokenizers that were parsed
     return LoadedModel(resolved, *facts, program, pool, Runner(program, pool, device), kernel_name)
+
+
+def _make(parts: ModelParts, resolved: ResolvedModel) -> Program:
+    """Make the program, which reads the weights; CapacityError where a GPU has no memory for them."""
+    needed, device = resolved.weight_bytes + resolved.scratch_bytes, str(parts.weights.device)
+    available = free_bytes(device)  # before what is read takes some of it
+    try:
+        return find_program(resolved.program_name)(parts)
+    except torch.OutOfMemoryError as error:
+        what = f"memory of {device} for the weights, beside the cache and other engines there"
+        setting = "model, scheme, max_length or max_sequences"
+        raise CapacityError(what, needed, available, setting, in_bytes=True) from error
 
 
 def _open_own(
@@ -144,7 +156,7 @@ def _allocate(make: Callable[[CacheSpec, torch.device], Pool], spec: CacheSpec, 
     try:
         return make(spec, device)
     except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
-        available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        available = free_bytes(str(device))
         setting = "max_length, max_sequences or cache_tokens"
         reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["no reason"])[0]
         what = f"memory for a cache of {spec.num_slots} tokens, which the system refuses ({reason})"

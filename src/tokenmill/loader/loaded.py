@@ -77,10 +77,12 @@ class LoadedModel:
 
     @property
     def memory(self) -> dict[str, int]:
+        scratch = self.program.num_scratch_bytes
         return {
             "weights_bytes": self.program.num_weight_bytes,
             "matrix_bytes": self.program.num_matrix_bytes,
             "cache_bytes": self.pool.num_bytes,
+            **({"scratch_bytes": scratch} if scratch else {}),
         }
 
     @property

@@ -82,6 +82,11 @@ class ResolvedModel:
         return self.program.weight_bytes(self.model, self.config.dtype, self.scheme)
 
     @property
+    def scratch_bytes(self) -> int:
+        """Count the bytes that the program keeps for its steps beside weights and cache."""
+        return self.program.scratch_bytes(self.config, self.model)
+
+    @property
     def copy_bytes(self) -> int:
         """Count the bytes of the weights in a packed copy, for a program that packs them."""
         return self.program.copy_bytes(self.model, self.config.dtype, self.scheme)

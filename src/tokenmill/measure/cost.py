@@ -118,7 +118,8 @@ def costs_of_ranks(resolved: ResolvedModel) -> list[Cost]:
 
 
 def _cost_of_one(resolved: ResolvedModel) -> Cost:
-    return _cost(resolved.weight_bytes, _workspace_bytes(resolved.config, resolved.model), resolved.cache)
+    workspace = _workspace_bytes(resolved.config, resolved.model) + resolved.scratch_bytes
+    return _cost(resolved.weight_bytes, workspace, resolved.cache)
 
 
 def _cost(weights_bytes: int, workspace_bytes: int, cache: CacheSpec) -> Cost:

@@ -55,6 +55,8 @@ class Program(Protocol):
     compile_s: float = 0.0  # seconds spent on compiling so far
     num_weight_bytes: int  # of all weights in the form that the program multiplies with
     num_matrix_bytes: int  # of the weights that every token reads: without the embedding, with the head
+    num_scratch_bytes: int = 0  # of what it keeps for its steps beside weights and cache
+    reads_slots: bool = True  # it reads Span.slots_L; otherwise these are not made
 
     def __init__(self, parts: ModelParts) -> None: ...
 

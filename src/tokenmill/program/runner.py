@@ -62,10 +62,7 @@ class Runner:
                 self.prefix_store.save(store)
 
     def stage(self, plan: Plan, fed_R: Tensor | None = None) -> Step:
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        rows: list[int] = []
+        token_ids, positions, slots, rows = list[int](), list[int](), list[int](), list[int]()
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
         for sequence, start, count, num_logits, drafts, _ in plan.work:
@@ -80,14 +77,13 @@ class Runner:
                     stop_ids.update(sequence.choosing.stop_ids)
             positions += range(start, end)
             rows += range(first + count - num_logits, first + count)
-            if end <= size:
-                base = blocks[0] * size
+            base, slots_L = blocks[0] * size if end <= size else None, None
+            if base is not None:
                 slots += range(base + start, base + end)
-                spans.append(Span(first, count, start, base, None, num_logits, blocks, state, saves, kept.adapter))
             else:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
-                slots_L = self.pool.slots_of(blocks[: -(-end // size)], end)
-                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, state, saves, kept.adapter))
+                slots_L = self.pool.slots_of(blocks[: -(-end // size)], end) if self.program.reads_slots else None
+            spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, saves, kept.adapter))
         wanted = None if len(rows) == len(token_ids) else rows
         device, stops = self._device, list(stop_ids)
         return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)

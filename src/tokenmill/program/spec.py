@@ -16,7 +16,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.quant.schemes import Scheme, find_scheme
 from tokenmill.registry import PROGRAMS, SCHEMES, help_of, lookup
-from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 
 
 class ProgramSpec(Protocol):
@@ -49,6 +49,11 @@ class ProgramSpec(Protocol):
     @staticmethod
     def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         """Foresee the bytes of the weights in a packed copy, for a program that packs."""
+
+    @staticmethod
+    def scratch_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
+        """Foresee num_scratch_bytes of the program."""
+        return 0
 
     @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:

@@ -13,26 +13,37 @@ from tokenmill.kernels.triton.arithmetic import ROWS, activated, multiplied, rou
 @triton.jit
 def scaled(
     codes, scales, minimums, f, first, num_inputs, seen, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+    BITS: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply codes [OUTPUTS, GROUPS · n] by the scales of their groups, see quant.stored: numbers of T."""
-    group = first // GROUP + tl.arange(0, GROUPS)
-    groups = (num_inputs + 31) // 32 * (32 // GROUP)
+    """Multiply codes [OUTPUTS, GROUPS · n] by the scales of their groups, see quant.stored: numbers of T.
+
+    FACTORED: `minimums` are the integer factors of each 16 inputs, [outputs, inputs / 16].
+    """
+    groups = (num_inputs + 31) // 32
+    group = first // 32 + tl.arange(0, GROUPS)
     at = f.to(tl.int64)[:, None] * groups + group[None, :]
     there = seen & (group < groups)[None, :]
     scale = tl.load(scales + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
-    values = tl.reshape(codes, (OUTPUTS, GROUPS, codes.shape[1] // GROUPS)).to(tl.float32)
-    if HAS_MINIMUMS:
-        values = values * scale + tl.load(minimums + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
+    if FACTORED:
+        half = first // 16 + tl.arange(0, 2 * GROUPS)
+        at = f.to(tl.int64)[:, None] * (2 * groups) + half[None, :]
+        factor = tl.load(minimums + at, mask=seen & (half < 2 * groups)[None, :], other=0).to(tl.float32)
+        codes = tl.reshape(codes, (OUTPUTS, 2 * GROUPS, codes.shape[1] // (2 * GROUPS))).to(tl.float32)
+        signed = (codes - (1 << (BITS - 1))) * factor[:, :, None]
+        values = tl.reshape(signed, (OUTPUTS, GROUPS, 2 * signed.shape[2])) * scale
     else:
-        values = (values - (1 << (BITS - 1))) * scale
-    return rounded(tl.reshape(values, codes.shape), T, INTERPRETED)
+        values = tl.reshape(codes, (OUTPUTS, GROUPS, codes.shape[1] // GROUPS)).to(tl.float32)
+        if HAS_MINIMUMS:
+            values = values * scale + tl.load(minimums + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
+        else:
+            values = (values - (1 << (BITS - 1))) * scale
+    return rounded(tl.reshape(values, (OUTPUTS, GROUPS * values.shape[2])), T, INTERPRETED)
 
 
 @triton.jit
 def add_products(
     sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
-    BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr, OUTPUTS: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Add the products of a tile of rows with weights [OUTPUTS, INPUTS].
@@ -54,20 +65,26 @@ def add_products(
             rows = a_high
         if BITS > 0:
             part = scaled(
-                part, scales, minimums, f, first, num_inputs, made, OUTPUTS, INPUTS // GROUP,
-                BITS, GROUP, HAS_MINIMUMS, T, INTERPRETED,
+                part, scales, minimums, f, first, num_inputs, made, OUTPUTS, INPUTS // 32,
+                BITS, FACTORED, HAS_MINIMUMS, T, INTERPRETED,
             )  # fmt: skip
         sums = multiplied(rows, tl.trans(part), sums, T, INTERPRETED)
     return sums
 
 
 @triton.jit
-def weighted(
-    a, norm_weight, factor, k, num_inputs, UNIT_OFFSET: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr
-):
-    """Multiply rows by the weights of a norm, and by a factor of each row: numbers of T."""
+def normed(
+    a, norm_weight, norm_bias, mean, factor, k, num_inputs, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Multiply rows by a factor of each row and the weights of a norm, numbers of T. CENTRED: without their means."""
     weight = tl.load(norm_weight + k, mask=k < num_inputs, other=0.0).to(tl.float32) + UNIT_OFFSET
-    return rounded(a * factor[:, None] * weight[None, :], T, INTERPRETED)
+    if CENTRED:
+        a = tl.where((k < num_inputs)[None, :], a - mean[:, None], 0.0)
+    a = a * factor[:, None] * weight[None, :]
+    if NORM_BIAS:
+        a += tl.load(norm_bias + k, mask=k < num_inputs, other=0.0).to(tl.float32)[None, :]
+    return rounded(a, T, INTERPRETED)
 
 
 @triton.jit
@@ -100,46 +117,58 @@ def finished(
 
 
 @triton.jit
-def sum_of_squares(rows, there, num_inputs, INPUTS: tl.constexpr):
-    """Add up the squares of each row."""
-    squares = tl.zeros((ROWS,), tl.float32)
+def mean_and_factor(rows, there, num_inputs, eps, CENTRED: tl.constexpr, INPUTS: tl.constexpr):
+    """Compute the mean of each row, 0 unless CENTRED, and 1 / the root of the mean square of what differs from it."""
+    mean, squares = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    if CENTRED:
+        for first in range(0, num_inputs, INPUTS):
+            k = first + tl.arange(0, INPUTS)
+            mean += tl.sum(
+                tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0).to(tl.float32), 1
+            )
+        mean = mean / num_inputs
     for first in range(0, num_inputs, INPUTS):
         k = first + tl.arange(0, INPUTS)
         part = tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0).to(tl.float32)
+        if CENTRED:
+            part = tl.where((k < num_inputs)[None, :], part - mean[:, None], 0.0)
         squares += tl.sum(part * part, 1)
-    return squares
+    return mean, tl.rsqrt(squares / num_inputs + eps)
 
 
 @triton.jit
 def summed(
-    rows, there, norm_weight, numbers, scales, minimums, f, num_inputs, num_outputs, eps,
-    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr, GATED: tl.constexpr,
-    BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    rows, there, norm_weight, norm_bias, numbers, scales, minimums, f, num_inputs, num_outputs, eps,
+    NORM: tl.constexpr, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    TWO_PASSES: tl.constexpr, GATED: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Add up the products of rows, normed, with weights f; of gated matrices also the products with the factors."""
     sums, up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
-    squares, factor = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
+    squares, factor, mean = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32), 0.0
     if TWO_PASSES:
-        factor = tl.rsqrt(sum_of_squares(rows, there, num_inputs, INPUTS) / num_inputs + eps)
+        mean, factor = mean_and_factor(rows, there, num_inputs, eps, CENTRED, INPUTS)
     for first in range(0, num_inputs, INPUTS):
         k = first + tl.arange(0, INPUTS)
         a = tl.load(rows + k[None, :], mask=there & (k < num_inputs)[None, :], other=0.0)
         if NORM:
             a = a.to(tl.float32)
             squares += tl.sum(a * a, 1)
-            a = weighted(a, norm_weight, factor, k, num_inputs, UNIT_OFFSET, T, INTERPRETED)
+            a = normed(
+                a, norm_weight, norm_bias, mean, factor, k, num_inputs, CENTRED, NORM_BIAS, UNIT_OFFSET, T, INTERPRETED
+            )
         a_high = a
         if PAIRED:
             a, a_high = in_pairs(a, INPUTS)
         sums = add_products(
             sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
-            BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+            BITS, PAIRED, FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
         )  # fmt: skip
         if GATED:
             up_sums = add_products(
                 up_sums, a, a_high, numbers, scales, minimums, f + num_outputs, first, num_inputs, 2 * num_outputs,
-                BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+                BITS, PAIRED, FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
             )  # fmt: skip
     if NORM and not TWO_PASSES:
         factor = tl.rsqrt(squares / num_inputs + eps)
@@ -149,23 +178,25 @@ def summed(
 
 @triton.jit(do_not_specialize=["num_rows"])  # code for one row alone could have another order of sums
 def product(
-    x, norm_weight, numbers, scales, minimums, bias, out, chosen,
+    x, norm_weight, norm_bias, numbers, scales, minimums, bias, out, chosen, places,
     num_rows, num_inputs, num_outputs, x_stride, out_stride, numbers_stride, scales_stride, bias_stride,
     eps, multiplier, up_multiplier, added_multiplier, alpha, limit,
-    CHOSEN: tl.constexpr, READS_PAIRS: tl.constexpr, CLAMPED: tl.constexpr,
-    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    BITS: tl.constexpr, PAIRED: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    CHOSEN: tl.constexpr, SEVERAL: tl.constexpr, READS_PAIRS: tl.constexpr, CLAMPED: tl.constexpr,
+    NORM: tl.constexpr, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    TWO_PASSES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
     T: tl.constexpr, OUT: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Compute out = after(matrix · norm(x)): [num_rows, num_outputs].
 
     NORM: x is divided by its root mean square and multiplied by a weight, before the product; the division is made
-    behind it, since it is by one number a row, unless TWO_PASSES: numbers of float16 could overflow before it. GATED:
+    behind it, since it is by one number a row, unless TWO_PASSES: numbers of float16 could overflow before it. CENTRED:
+    the mean is taken off first, as in LayerNorm, always in two passes, and NORM_BIAS is added to what is normed. GATED:
     the matrix has num_outputs rows of gates and as many of factors. ACTIVATION: 0 for none. ADDS: the result is
     multiplied and added to `out`. CHOSEN: the number of experts of each row, or 0 for a matrix that all rows
     share. The experts' matrices lie one behind the other, and a program computes one row with one of its experts. `out`
-    has a row for each pair of a row and an expert. So has x if READS_PAIRS; else x has a row for each token.
+    has a row for each pair of a row and an expert. So has x if READS_PAIRS; else x has a row for each token. SEVERAL:
+    only some of the experts lie there, each in its place of `places`; -1 stands for one that another launch computes.
     """
     lane = tl.arange(0, ROWS)
     m = tl.program_id(1) * ROWS + lane
@@ -174,13 +205,19 @@ def product(
         m, there = tl.program_id(1) + 0 * lane, (lane == 0)[:, None]
         from_ = m if READS_PAIRS else m // CHOSEN
         expert = tl.load(chosen + tl.program_id(1)).to(tl.int64)
-        numbers, bias = numbers + expert * numbers_stride, bias + expert * bias_stride
-        scales, minimums = scales + expert * scales_stride, minimums + expert * scales_stride
+        if SEVERAL:
+            bias, expert = bias + expert * bias_stride, tl.load(places + expert).to(tl.int64)
+            if expert < 0:  # it is stored in another way, and another launch computes it
+                return
+        else:
+            bias += expert * bias_stride
+        numbers, scales = numbers + expert * numbers_stride, scales + expert * scales_stride
+        minimums += expert * scales_stride * (2 if FACTORED else 1)
     f = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     sums, up_sums = summed(
-        x + from_.to(tl.int64)[:, None] * x_stride, there, norm_weight, numbers, scales, minimums, f, num_inputs,
-        num_outputs, eps, NORM, UNIT_OFFSET, TWO_PASSES, GATED, BITS, PAIRED, GROUP, HAS_MINIMUMS, OUTPUTS, INPUTS, T,
-        INTERPRETED,
+        x + from_.to(tl.int64)[:, None] * x_stride, there, norm_weight, norm_bias, numbers, scales, minimums, f,
+        num_inputs, num_outputs, eps, NORM, CENTRED, NORM_BIAS, UNIT_OFFSET, TWO_PASSES, GATED, BITS, PAIRED, FACTORED,
+        HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
     )  # fmt: skip
     sums = finished(
         sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier, alpha, limit,
@@ -212,22 +249,34 @@ def add_chosen(
 
 @triton.jit
 def add_normed(
-    x, out, weight, num_inputs, x_stride, out_stride, eps, multiplier,
-    UNIT_OFFSET: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+    x, out, weight, bias, num_inputs, x_stride, out_stride, eps, multiplier, CENTRED: tl.constexpr,
+    NORM_BIAS: tl.constexpr, UNIT_OFFSET: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Add multiplier · norm(x) to `out`, one row a program."""
     row = tl.program_id(0).to(tl.int64)
-    squares = tl.zeros((INPUTS,), tl.float32)
+    sums, squares, mean = tl.zeros((INPUTS,), tl.float32), tl.zeros((INPUTS,), tl.float32), 0.0
+    if CENTRED:
+        for first in range(0, num_inputs, INPUTS):
+            k = first + tl.arange(0, INPUTS)
+            sums += tl.load(x + row * x_stride + k, mask=k < num_inputs, other=0.0).to(tl.float32)
+        mean = tl.sum(sums, 0) / num_inputs
     for first in range(0, num_inputs, INPUTS):
         k = first + tl.arange(0, INPUTS)
         part = tl.load(x + row * x_stride + k, mask=k < num_inputs, other=0.0).to(tl.float32)
+        if CENTRED:
+            part = tl.where(k < num_inputs, part - mean, 0.0)
         squares += part * part
     factor = tl.rsqrt(tl.sum(squares, 0) / num_inputs + eps)
     for first in range(0, num_inputs, INPUTS):
         k = first + tl.arange(0, INPUTS)
         seen = k < num_inputs
         part = tl.load(x + row * x_stride + k, mask=seen, other=0.0).to(tl.float32)
-        normed = part * factor * (tl.load(weight + k, mask=seen, other=0.0).to(tl.float32) + UNIT_OFFSET)
+        if CENTRED:
+            part = part - mean
+        part = part * factor * (tl.load(weight + k, mask=seen, other=0.0).to(tl.float32) + UNIT_OFFSET)
+        if NORM_BIAS:
+            part += tl.load(bias + k, mask=seen, other=0.0).to(tl.float32)
         to = out + row * out_stride + k
-        sums = tl.load(to, mask=seen, other=0.0).to(tl.float32) + normed * multiplier
-        tl.store(to, rounded(sums, T, INTERPRETED), mask=seen)
+        total = tl.load(to, mask=seen, other=0.0).to(tl.float32) + part * multiplier
+        tl.store(to, rounded(total, T, INTERPRETED), mask=seen)

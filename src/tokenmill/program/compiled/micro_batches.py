@@ -21,6 +21,7 @@ from tokenmill.kernels.attend.kernel import choose
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
 from tokenmill.model.decoder import Decoder
+from tokenmill.program.compiled.tables import BlockTables
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts, Output
 
@@ -137,10 +138,12 @@ class MicroBatched(Eager):
 
     shapes: StaticShapes | DynamicShapes
     adapted: Decoder | None = None  # with the hooks of adapters, once there is one: it computes what is not compiled
+    reads_slots = False  # but for spans that the modules compute
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
         decoder, pool = self.decoder, parts.pool
+        self._slots_of = pool.slots_of
         self.cache = [layer.tensors for layer in pool.rows]
         self.device, self.block_size = self.cache[0][0].device, pool.spec.block_size
         self._max_sequences = parts.config.max_sequences
@@ -148,8 +151,9 @@ class MicroBatched(Eager):
             _into_huge_pages(decoder)
         shapes = decoder.description.attention_shapes
         _, self.padded = choose("auto", pool.spec, self.device, decoder.num_positions, shapes, padded=True)
-        self._num_blocks = -(-decoder.num_positions // self.block_size)
-        self._offsets_P = torch.arange(self._num_blocks * self.block_size, device=self.device)
+        num_blocks = -(-decoder.num_positions // self.block_size)
+        self._tables = BlockTables(self._max_sequences + 1, num_blocks)  # an example to compile has one row more
+        self._offsets_P = torch.arange(num_blocks * self.block_size, device=self.device)
         self.shapes = DynamicShapes(len(self._offsets_P))
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
@@ -167,6 +171,7 @@ class MicroBatched(Eager):
             else:
                 parts |= _wanted(batch, call(self.stage(batch, self.shapes.of(batch), step), self.cache))
         if len(plain) == len(step.spans):
+            step.spans = [self._with_slots(span) for span in step.spans]
             return self._run_modules(step)
         if plain:
             parts |= self._run_plain(step, plain)
@@ -175,18 +180,17 @@ class MicroBatched(Eager):
 
     def stage(self, batch: MicroBatch, shape: StepShape, step: Step) -> Inputs:
         """Pad a micro-batch to `shape`, by repeating the last token of a sequence and the last sequence."""
-        token_ids, positions, tables = lists = list[list[int]](), list[list[int]](), list[list[int]]()
+        token_ids, positions = lists = list[list[int]](), list[list[int]]()
         for span in batch:
             fill = shape.num_tokens - span.count
             ids = list(step.token_ids[span.first : span.first + span.count])
             token_ids.append(ids + ids[-1:] * fill)
             positions.append([*range(span.start, span.length), *[span.length - 1] * fill])
-            blocks = list(span.blocks[: self._num_blocks])
-            tables.append(blocks + [0] * (self._num_blocks - len(blocks)))
         missing = shape.num_sequences - len(batch)
         for each in lists:
             each.extend([each[-1]] * missing)
-        token_ids_BC, positions_BC, tables_BM = (to_device(each, step.device) for each in lists)
+        token_ids_BC, positions_BC = (to_device(each, step.device) for each in lists)
+        tables_BM = self._tables.staged([span.blocks for span in batch], shape.num_sequences, step.device)
         rows_B = None
         if not shape.all_rows and shape.num_tokens > 1:
             last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(batch)]
@@ -198,11 +202,18 @@ class MicroBatched(Eager):
             return super().run(step)
         return Output(self.adapted(step, self._layers, self._attend))
 
+    def _with_slots(self, span: Span) -> Span:
+        """Add the slots of all positions to a span of several blocks, as the modules read them."""
+        if span.base is not None:
+            return span
+        blocks = span.blocks[: -(-span.length // self.block_size)]
+        return span._replace(slots_L=self._slots_of(blocks, span.length))
+
     def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
         """Run some of a step's spans by the plain modules; return the wanted rows of each, by its first token."""
         tokens, rows, packed = list[int](), list[int](), list[Span]()
         for span in spans:
-            packed.append(span._replace(first=len(tokens)))
+            packed.append(self._with_slots(span)._replace(first=len(tokens)))
             tokens += range(span.first, span.first + span.count)
             rows += range(len(tokens) - span.num_logits, len(tokens))
         fields = (step.token_ids, step.positions, step.slots)

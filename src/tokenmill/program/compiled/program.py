@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Compiled(MicroBatched):
             self.shapes = StaticShapes(config.max_sequences, config.max_step_tokens, decoder.num_positions)
         if self._mode != "no":
             check_backend(config.compile_backend)
-        self.capture: Capture | None = cuda_graph if on_gpu and self._mode != "dynamic" else None
+        self.capture: Capture | None = CudaGraphs() if on_gpu and self._mode != "dynamic" else None
         self.calls: dict[StepShape, Call | None] = {}
         self._forward = Forward(decoder, pool, self.padded)
 
@@ -165,37 +166,68 @@ def check_backend(name: str) -> None:
 
 
 class Captured:
-    """A Call that is recorded when it is first called. The tensors of the KV cache must be the same in every call."""
+    """A Call that is recorded when it is first called; where the GPU has no memory to record it, it is called as it
+    is. The tensors of the KV cache must be the same in every call.
+    """
 
     def __init__(self, call: Call, capture: Capture) -> None:
-        self._call, self._capture = call, capture
+        self._call = call
+        self._capture: Capture | None = capture
         self._inputs: Inputs | None = None
 
     def __call__(self, inputs: Inputs, cache: Cache) -> Tensor:
         device = inputs.token_ids_BC.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            if self._inputs is None and self._capture is not None:
+                self._record(inputs, cache, self._capture)
             if self._inputs is None:
-                held = Inputs._make(None if tensor is None else tensor.clone() for tensor in inputs)
-                self._again, self._logits = self._capture(lambda: self._call(held, cache))
-                self._inputs = held  # not before the capture has succeeded
+                return self._call(inputs, cache)
             for target, tensor in zip(self._inputs, inputs, strict=True):
                 if target is not None and tensor is not None:
                     target.copy_(tensor, non_blocking=True)
             self._again()
             return self._logits.clone()  # the next call, perhaps of the same step, writes to the same place
 
+    def _record(self, inputs: Inputs, cache: Cache, capture: Capture) -> None:
+        held = Inputs._make(None if tensor is None else tensor.clone() for tensor in inputs)
+        try:
+            self._again, self._logits = capture(lambda: self._call(held, cache))
+        except Exception as error:
+            if not _lacks_memory(error):
+                raise
+            log.warning("the GPU has no memory to record %s, which is launched kernel by kernel: %s", inputs, error)
+            self._capture = None
+        else:
+            self._inputs = held
 
-def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Record a function in a graph, after some runs on another stream, as torch asks. Each run writes the same rows."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                run()
-    finally:  # what has begun there may still write rows
-        torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be compiling
-        logits = run()
-    return graph.replay, logits
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Tell whether memory was lacking: where a recording was broken off by that, torch raises another error at once."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__context__
+    return error is not None
+
+
+class CudaGraphs:
+    """Records functions in graphs that share one pool of memory: no two run at once, and what one has computed is
+    copied before the next runs.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Record a function, after some runs on another stream, as torch asks. Each run writes the same rows."""
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(aside):
+                for _ in range(3):
+                    run()
+        finally:  # what has begun there may still write rows
+            torch.cuda.current_stream().wait_stream(aside)
+        graph, pool, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle(), None
+        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # another thread may be compiling
+            logits = run()
+        self._pool = pool  # a pool of which no graph came is of no use to others
+        return graph.replay, logits

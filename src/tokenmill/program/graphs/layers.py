@@ -7,24 +7,41 @@ import triton
 from torch import Tensor
 
 from tokenmill.kernels.triton.arithmetic import INTERPRETED
-from tokenmill.kernels.triton.attention import SPLIT, attend, merge
+from tokenmill.kernels.triton.attention import attend, merge
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import LayerDescription, MlpBlock
 from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu, sigmoid
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
-from tokenmill.program.graphs.matrices import TRITON, Clamps, Experts, GraphMatrix, NormOf, add_experts, add_norm
+from tokenmill.program.graphs.matrices import (
+    NO_NORM,
+    TRITON,
+    Clamps,
+    Experts,
+    GraphMatrix,
+    NormOf,
+    add_experts,
+    add_norm,
+)
+from tokenmill.program.graphs.spec import SPLIT
 
 
 class StepRows(NamedTuple):
     """The part of a step that all layers read: the blocks and the position of each sequence, [B, M] and [B], and the
-    number of splits of the longest context that the recorded graph serves.
+    number of splits of the longest context that the recorded graph serves. scratch: float32, in which each layer in
+    turn keeps what its splits give, see spec.scratch_numbers.
     """
 
     tables_BM: Tensor
     positions_B: Tensor
     num_splits: int
+    scratch: Tensor
+
+    def of_splits(self, num_heads: int, head_dim: int) -> list[Tensor]:
+        """Find the places of the maxima, of the sums and of the values of each split of each head."""
+        count = len(self.positions_B) * self.num_splits * num_heads
+        return list(torch.split(self.scratch[: count * (2 + head_dim)], [count, count, count * head_dim]))
 
 
 def positions_of(width: int, dtype: torch.dtype) -> int:
@@ -46,6 +63,8 @@ class GraphAttention:
         self.out = GraphMatrix.of(module.out, block.out.multipliers)
         norms = [*block.qk_norms, None, None][:2]
         self.norms = [NormOf.of(norm, each) for norm, each in zip(norms, (module.q_norm, module.k_norm), strict=True)]
+        self.over_all = bool(block.qk_norms) and not block.norms_heads
+        self.has_own = self.over_all or any(norm.heads > 1 for norm in block.qk_norms)
         self.sinks = None if module.sinks is None else module.sinks.detach()
         self.heads = max(16, triton.next_power_of_2(block.num_heads // block.num_kv_heads))
         self.width = max(16, triton.next_power_of_2(block.head_dim))
@@ -55,11 +74,10 @@ class GraphAttention:
         block, count, splits = self.block, len(x_BD), rows.num_splits
         qkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
         out = x_BD.new_empty((count, block.num_heads * block.head_dim))
-        shape = (count, block.num_kv_heads, splits, self.heads)
-        maxima, sums = (x_BD.new_empty(shape, dtype=torch.float32) for _ in range(2))
-        values = x_BD.new_empty((*shape, self.width), dtype=torch.float32) if splits > 1 else sums
+        maxima, sums, values = rows.of_splits(block.num_heads, block.head_dim) if splits > 1 else (qkv, qkv, qkv)
         cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         q_norm, k_norm = self.norms
+        biases = (qkv if norm is None or norm.bias is None else norm.bias for norm in self.norms)
         shared = {
             "NUM_HEADS": block.num_heads, "NUM_KV_HEADS": block.num_kv_heads, "HEAD_DIM": block.head_dim,
             "WINDOW": block.shape.window or 0, "SINKS": self.sinks is not None, "NUM_SPLITS": splits, "SPLIT": SPLIT,
@@ -67,13 +85,15 @@ class GraphAttention:
         }  # fmt: skip
         sinks = qkv if self.sinks is None else self.sinks
         attend[(count, block.num_kv_heads, splits)](
-            qkv, *cached, rows.tables_BM, rows.positions_B, cos, sin, q_norm.weight if q_norm else qkv,
-            k_norm.weight if k_norm else qkv, sinks, out, maxima, sums, values, qkv.stride(0), rows.tables_BM.stride(0),
-            out.stride(0), cos.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
+            qkv, *(cached * 2)[:4], rows.tables_BM, rows.positions_B, cos, sin, q_norm.weight if q_norm else qkv,
+            k_norm.weight if k_norm else qkv, *biases, sinks, out, maxima, sums, values, qkv.stride(0),
+            rows.tables_BM.stride(0), out.stride(0), cos.stride(0), q_norm.eps if q_norm else 0.0,
+            k_norm.eps if k_norm else 0.0,
             block.shape.scale, block.shape.softcap or 1.0,
-            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
-            UNIT_OFFSET=bool(q_norm and q_norm.unit_offset), CAPPED=block.shape.softcap is not None,
-            BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), CACHE=TRITON[cached[0].dtype],
+            ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=1 + self.over_all if q_norm else 0,
+            K_NORM=1 + self.over_all if k_norm else 0, OWN=self.has_own, **(q_norm.kind if q_norm else NO_NORM),
+            CAPPED=block.shape.softcap is not None,
+            BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), INT8=len(cached) > 2,
             num_warps=warps_of(self.heads, self.width, x_BD.dtype), **shared,
         )  # fmt: skip
         if splits > 1:
@@ -83,6 +103,20 @@ class GraphAttention:
         return out
 
 
+def hidden(
+    up: GraphMatrix, block: MlpBlock, x_BD: Tensor, norm: NormOf | None, experts: Experts | None = None
+) -> Tensor:
+    """Compute act(gate(norm(x))) · up(norm(x)), or without a gate, of each row or each pair of a row and an expert."""
+    clamps = None if block.swiglu is None else Clamps(*block.swiglu)
+    count, width = len(x_BD) if experts is None else experts.chosen_BC.numel(), block.down.inputs
+    if not up.splits_gates:
+        made = x_BD.new_empty((count, width))
+        return up(x_BD, made, norm, block.activation, clamps=clamps, experts=experts)
+    parts = up(x_BD, x_BD.new_empty((count, 2 * width)), norm, experts=experts)
+    gates, factors = parts[:, :width], parts[:, width:]
+    return ACTIVATIONS[block.activation](gates) * factors if clamps is None else clamped_swiglu(gates, factors, *clamps)
+
+
 class GraphMlp:
     """down(act(gate(norm(x))) · up(norm(x))), or without a gate."""
 
@@ -90,21 +124,9 @@ class GraphMlp:
         self.block = block
         self.up = GraphMatrix.of(module.up, block.up.multipliers, block.gated)
         self.down = GraphMatrix.of(module.down, block.down.multipliers)
-        self.clamps = None if block.swiglu is None else Clamps(*block.swiglu)
 
     def __call__(self, x_BD: Tensor, norm: NormOf | None, out_BD: Tensor, adds: float | None) -> None:
-        width = self.block.down.inputs
-        if not self.up.splits_gates:
-            made = x_BD.new_empty((len(x_BD), width))
-            self.up(x_BD, made, norm, self.block.activation, clamps=self.clamps)
-        else:
-            parts = self.up(x_BD, x_BD.new_empty((len(x_BD), 2 * width)), norm)
-            gates, factors = parts[:, :width], parts[:, width:]
-            if self.clamps is None:
-                made = ACTIVATIONS[self.block.activation](gates) * factors
-            else:
-                made = clamped_swiglu(gates, factors, *self.clamps)
-        self.down(made, out_BD, adds=adds)
+        self.down(hidden(self.up, self.block, x_BD, norm), out_BD, adds=adds)
 
 
 class GraphExperts:
@@ -116,20 +138,18 @@ class GraphExperts:
         ups, downs = ([getattr(each, name) for each in module.experts] for name in ("up", "down"))
         self.up = GraphMatrix.of_experts(ups, expert.up.multipliers, expert.gated)
         self.down = GraphMatrix.of_experts(downs, expert.down.multipliers, False)
-        self.clamps = None if expert.swiglu is None else Clamps(*expert.swiglu)
         self.shared = None if block.shared is None else GraphMlp(block.shared, module.shared)
         self.shared_gate = None if module.shared_gate is None else GraphMatrix.of(module.shared_gate)
 
     def __call__(self, x_BD: Tensor, norm: NormOf | None, out_BD: Tensor, adds: float | None) -> None:
-        count, expert = len(x_BD), self.block.expert
+        count = len(x_BD)
         logits = self.router(x_BD, x_BD.new_empty((count, self.block.num), dtype=torch.float32), norm)
         weights_BC, chosen_BC = self.choose(logits)
         chosen_BC, order = chosen_BC.sort(dim=1)  # sums run in the order of the experts' numbers
-        pairs = chosen_BC.numel()
-        made = x_BD.new_empty((pairs, expert.down.inputs))
-        self.up(x_BD, made, norm, expert.activation, clamps=self.clamps, experts=Experts(chosen_BC.contiguous(), False))
-        parts = x_BD.new_empty((pairs, out_BD.shape[1]), dtype=torch.float32)
-        self.down(made, parts, experts=Experts(chosen_BC.contiguous(), True))
+        chosen_BC = chosen_BC.contiguous()
+        made = hidden(self.up, self.block.expert, x_BD, norm, Experts(chosen_BC, False))
+        parts = x_BD.new_empty((chosen_BC.numel(), out_BD.shape[1]), dtype=torch.float32)
+        self.down(made, parts, experts=Experts(chosen_BC, True))
         shared_BD = None
         if self.shared is not None:  # before the sum is written: it may be added to x itself
             shared_BD = torch.empty_like(x_BD)
@@ -143,7 +163,7 @@ class GraphExperts:
 
 
 class GraphLayer:
-    """x + multiplier * after(attention(before(x))), then the same with the MLP."""
+    """x + multiplier * after(attention(before(x))), then the same with the MLP, or both of one x."""
 
     def __init__(self, description: LayerDescription, module: Any, table: RotaryTable | None, block_size: int) -> None:
         (block,) = description.mixers
@@ -151,23 +171,31 @@ class GraphLayer:
         names = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm")
         norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
         self.before, self.after, self.mlp_before, self.mlp_after = norms
+        self.mlp_before = self.before if description.shared_norm else self.mlp_before
         self.attention = GraphAttention(block, module.attention, table, block_size)
         make = GraphExperts if isinstance(description.mlp, ExpertsBlock) else GraphMlp
         self.mlp, self.multiplier = make(description.mlp, module.mlp), description.multiplier
+        self.is_parallel = description.parallel
 
     def __call__(self, x_BD: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
         """Bring x from the layer's input to its output, in place."""
-        attended, multiplier = self.attention(x_BD, self.before, cached, rows), self.multiplier
+        attended = self.attention(x_BD, self.before, cached, rows)
+        if self.is_parallel:  # attention has read x, and the MLP reads it before it adds to it
+            self._add_mlp(x_BD)
         if self.after is None:
-            self.attention.out(attended, x_BD, adds=multiplier)
+            self.attention.out(attended, x_BD, adds=self.multiplier)
         else:
-            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, multiplier)
+            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, self.multiplier)
+        if not self.is_parallel:
+            self._add_mlp(x_BD)
+
+    def _add_mlp(self, x_BD: Tensor) -> None:
         if self.mlp_after is None:
-            self.mlp(x_BD, self.mlp_before, x_BD, multiplier)
+            self.mlp(x_BD, self.mlp_before, x_BD, self.multiplier)
         else:
             made = torch.empty_like(x_BD)
             self.mlp(x_BD, self.mlp_before, made, None)
-            add_norm(made, x_BD, self.mlp_after, multiplier)
+            add_norm(made, x_BD, self.mlp_after, self.multiplier)
 
 
 class GraphDecoder:
@@ -175,7 +203,7 @@ class GraphDecoder:
 
     def __init__(self, decoder: Decoder, block_size: int) -> None:
         self.config, whole = decoder.config, decoder.description
-        self.embedding, self.multiplier = decoder.embedding, 1.0
+        self.embedding, self.position_embedding, self.multiplier = decoder.embedding, decoder.position_embedding, 1.0
         if self.config.embedding_multiplier != 1.0:  # as a number of Python: a tensor cannot be made in a graph
             weight = decoder.embedding.weight
             self.multiplier = torch.tensor(self.config.embedding_multiplier, dtype=weight.dtype).item()
@@ -190,6 +218,8 @@ class GraphDecoder:
         """Compute the logits of each sequence, [B, V] float32."""
         x_BD = self.embedding(token_ids_B)
         x_BD = x_BD if self.multiplier == 1.0 else x_BD * self.multiplier
+        if self.position_embedding is not None:
+            x_BD = x_BD + self.position_embedding(rows.positions_B + self.config.first_position)
         for layer, cached in zip(self.layers, cache, strict=True):
             layer(x_BD, cached, rows)
         logits_BV = x_BD.new_empty((len(x_BD), self.config.vocab_size), dtype=torch.float32)

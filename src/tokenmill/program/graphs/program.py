@@ -5,7 +5,10 @@ the other sequences of its step nor on the size of blocks. Prompts are computed 
 """
 
 import logging
+import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import triton
@@ -13,9 +16,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from tokenmill.cache.step import Step
-from tokenmill.errors import ConfigError
 from tokenmill.kernels.triton.arithmetic import INTERPRETED
-from tokenmill.kernels.triton.attention import SPLIT
 from tokenmill.program.compiled.micro_batches import (
     Cache,
     Call,
@@ -25,14 +26,15 @@ from tokenmill.program.compiled.micro_batches import (
     StaticShapes,
     StepShape,
 )
-from tokenmill.program.compiled.program import Capture, Captured, cuda_graph
+from tokenmill.program.compiled.program import Capture, Captured, CudaGraphs
 from tokenmill.program.forward import ModelParts
 from tokenmill.program.graphs.layers import GraphDecoder, StepRows
+from tokenmill.program.graphs.spec import SPLIT, scratch_numbers
 
 log = logging.getLogger(__name__)
 
-CAPABILITY = (8, 0)
-"""The first generation that multiplies bfloat16, and copies to shared memory beside computing: A100 and later."""
+LAUNCHES: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
+"""Triton's interpreter (3.7) keeps the grid of a launch in a variable of the process: one engine at a time computes."""
 
 
 class Graphs(MicroBatched):
@@ -40,18 +42,17 @@ class Graphs(MicroBatched):
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
-        on_gpu = self.device.type == "cuda"
-        if on_gpu and torch.version.hip is None and torch.cuda.get_device_capability(self.device) < CAPABILITY:
-            found = ".".join(map(str, torch.cuda.get_device_capability(self.device)))
-            raise ConfigError(
-                "program", "graphs", f"compiled or eager: this GPU has compute capability {found}, under 8.0"
-            )
-        unpacked = self.decoder.num_bytes
+        unpacked, config = self.decoder.num_bytes, parts.config
         with torch.inference_mode():
             self._decoder = GraphDecoder(self.decoder, self.block_size)
-        config = parts.config
+            count = scratch_numbers(config, self.decoder.config)
+            self._scratch = torch.empty(
+                count, dtype=torch.float32, device=self.device
+            )  # of all graphs: one runs at once
+        self.num_scratch_bytes = self._scratch.nbytes
         self.shapes = StaticShapes(config.max_sequences, config.max_step_tokens, self.decoder.num_positions)
-        self.capture: Capture | None = cuda_graph if on_gpu and not INTERPRETED else None
+        on_gpu = self.device.type == "cuda"
+        self.capture: Capture | None = CudaGraphs() if on_gpu and not INTERPRETED else None
         self.calls: dict[StepShape, Call | None] = {}
         self.num_weight_bytes -= unpacked - self.decoder.num_bytes
         self.num_matrix_bytes -= unpacked - self.decoder.num_bytes
@@ -70,20 +71,24 @@ class Graphs(MicroBatched):
         return self.calls[shape]
 
     def _recorded(self, batch: MicroBatch, shape: StepShape, step: Step) -> Call | None:
-        """Record a step by computing it once; None where the GPU has no memory for it: the modules compute it then."""
+        """Record a step by computing it once; None where a kernel of it needs more than a processor of this GPU has:
+        the modules compute it then.
+        """
         if self.capture is None:
             return self._run
         call = Captured(self._run, self.capture)
         began_s = time.perf_counter()
         try:
             call(self.stage(batch, shape, step), self.cache)
-        except (torch.OutOfMemoryError, OutOfResources) as error:
+        except OutOfResources as error:
             what = f"steps of {shape.num_sequences} sequences with up to {shape.num_keys} positions"
-            log.warning("the GPU has no memory to record %s (%s); the plain modules compute them", what, error)
+            log.warning("this GPU has no room for the kernels of %s (%s); the plain modules compute them", what, error)
             return None
         self.compile_s += time.perf_counter() - began_s
         return call
 
     def _run(self, inputs: Inputs, cache: Cache) -> Tensor:
-        rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], triton.cdiv(len(inputs.offsets_L), SPLIT))
-        return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)
+        splits = triton.cdiv(len(inputs.offsets_L), SPLIT)
+        rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch)
+        with LAUNCHES:
+            return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)

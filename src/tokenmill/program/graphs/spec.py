@@ -1,17 +1,19 @@
 """The spec of program graphs: what it refuses, known before it is made."""
 
 import os
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.kernels.devices import kind_of
+from tokenmill.kernels.devices import compute_capability, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.features import features_of
 from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.program.torch_specs import EagerSpec
 from tokenmill.quant.schemes import GROUP, Scheme
-from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfig
 
 SERVED = frozenset({
     "embedding multiplier", "multipliers of products", "residual multiplier", "logit multiplier",
@@ -21,9 +23,24 @@ SERVED = frozenset({
     "norm of q and k", "part of each head rotated", "attention sinks",
     "clamped SwiGLU", "mixture of experts", "experts in some layers only", "shared experts",
     "sigmoid scores of experts", "correction of a router's scores", "groups of experts", "scaled weights of experts",
-    "bias on a router", "biases within a mixture of experts",
+    "bias on a router", "biases within a mixture of experts", "norm over all heads of q and k",
+    "parallel attention and MLP", "one norm for attention and MLP", "learned positions",
+    "LayerNorm of q and k", "norms of q and k with weights for each head",
 })  # fmt: skip
 """What the kernels compute of the features of models, see features.py."""
+
+SPLIT = 256
+"""Positions that one program of attention reads. A context of 8,192 tokens then has 32 programs for each kv head: with
+8 kv heads 256 programs, where an H100 has 132 processors."""
+
+IN_8_BITS = "int8"
+"""The cache format whose codes and scales attention reads and writes, as it does plain rows."""
+
+OLDEST_TRITON = (3, 5)
+"""The first version that was tried: the interpreter of 3.4 and earlier lacks functions that the kernels call."""
+
+CAPABILITY = (8, 0)
+"""The first generation that multiplies bfloat16, and copies to shared memory beside computing: A100 and later."""
 
 WIDEST_HEAD = 256
 """A tile of 16 heads and one of 64 keys of this width take 100 KB of the memory of a processor of an A100, of 164."""
@@ -45,11 +62,14 @@ class GraphsSpec(EagerSpec):
         merged = {"qkv", "gate_up"} <= set(config.fused)
         reasons = (
             kind_of(device) != "cuda" and not interpreted and f"runs on a GPU, and the device is {device}",
-            find_spec("triton") is None and "needs Triton: pip install triton, on Linux",
+            _refuse_triton(),
+            kind_of(device) == "cuda" and not interpreted and _refuse_capability(device),
             config.tensor_parallel > 1 and "computes in one process, and tensor_parallel asks for more",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
             not merged and f"fuses by itself, and fuse {config.fuse} was asked for",
-            cache.format != "dense" and f"cannot read cache format {cache.format}",
+            cache.format not in ("dense", IN_8_BITS) and f"cannot read cache format {cache.format}",
+            (config.adapter is not None or config.lora_modules)
+            and "computes no adapters; merge one into the model (tokenmill merge)",
             config.compile != "auto" and f"compiles by itself, and compile {config.compile} was asked for",
             _refuse(describe(model)),
         )
@@ -67,21 +87,57 @@ class GraphsSpec(EagerSpec):
                 saved += count * matrix.outputs * -(-matrix.inputs // GROUP) * of_group
         return whole - saved
 
+    @staticmethod
+    def scratch_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
+        return DTYPES["float32"] * scratch_numbers(config, model)
+
+
+def _refuse_triton() -> str | None:
+    """Refuse a missing Triton, or an older one: it is not imported for that, since it takes a second."""
+    found = find_spec("triton")
+    if found is None or found.origin is None:
+        return "needs Triton: pip install triton, on Linux"
+    version = re.search(
+        r"^__version__ = ['\"]((\d+)\.(\d+)[^'\"]*)", Path(found.origin).read_text("utf-8"), re.MULTILINE
+    )
+    if version is not None and (int(version[2]), int(version[3])) >= OLDEST_TRITON:
+        return None
+    known = "one without a number" if version is None else version[1]
+    return f"needs Triton {'.'.join(map(str, OLDEST_TRITON))} or later, and this is {known}: pip install -U triton"
+
+
+def _refuse_capability(device: str) -> str | None:
+    """Refuse a GPU of NVIDIA's of an earlier generation."""
+    found = compute_capability(device)
+    if found is None or found >= CAPABILITY:
+        return None
+    needed, has = (".".join(map(str, each)) for each in (CAPABILITY, found))
+    return f"needs compute capability {needed} (A100) or later, and this GPU has {has}"
+
+
+def scratch_numbers(config: ResolvedConfig, model: ModelConfig) -> int:
+    """Count the numbers of float32 that the splits of the longest texts give, for each head a maximum, a sum and a row
+    of values: of one layer at a time, in the largest step.
+    """
+    splits = -(-config.max_length // SPLIT)
+    of_split = max((block.num_heads * (block.head_dim + 2) for block in describe(model).attentions), default=0)
+    return config.max_sequences * splits * of_split if splits > 1 else 0
+
 
 def _refuse(decoder: DecoderDescription) -> str | None:
     config, heads = decoder.config, decoder.attentions
     lacking = sorted(features_of(decoder) - SERVED)
-    norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms.values())]
     of_heads = [norm for block in heads for norm in block.qk_norms]
     activations = [mlp.activation for layer in decoder.layers for mlp in layer.mlps]
     unknown = [name for name in activations if name not in ACTIVATIONS]
     wide = max((block.head_dim for block in heads), default=0)
-    differ = any(norm.bias for norm in of_heads) or len({norm.unit_offset for norm in of_heads}) > 1
+    differ = len({(norm.kind, norm.bias, norm.unit_offset, norm.heads > 1) for norm in of_heads}) > 1
+    all_centred = any(norm.kind == "layer" for block in heads if not block.norms_heads for norm in block.qk_norms)
     is_part = decoder.mtp is not None or not config.has_head or config.num_types > 0
     reasons = (
         lacking and f"has no kernel for {lacking[0]}",
-        any(norm.kind != "rms" for norm in norms) and "has no kernel for LayerNorm",
-        differ and "has no kernel for norms of heads that have biases or differ",
+        differ and "has no kernel for norms of Q and K of which one is of another kind",
+        all_centred and "has no kernel for LayerNorm over all heads of Q and K",
         is_part and "computes whole decoders, with a head and without types of tokens",
         any(block.qkv.is_scaled for block in heads) and "has no kernel for multipliers of Q, K or V",
         wide > WIDEST_HEAD
