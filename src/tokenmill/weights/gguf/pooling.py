@@ -41,7 +41,7 @@ def _encodes(header: Header) -> bool:
 
 
 def _head(path: Path, header: Header) -> tuple[TensorInfo | None, TensorInfo | None]:
-    """Find the matrix before the labels, and that of the labels. CheckpointError where a reranker has none of labels:
+    """Find the matrix before the labels, and the one of the labels. CheckpointError where a reranker lacks it:
     llama.cpp takes the first number of a row for its score.
     """
     inner, last = (header.tensors.get(f"{name}.weight") for name in ("cls", "cls.output"))
