@@ -85,8 +85,7 @@ class Runner:
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end) if self.program.reads_slots else None
             spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, saves, kept.adapter))
         wanted = None if len(rows) == len(token_ids) else rows
-        device, stops = self._device, list(stop_ids)
-        return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)
+        return Step(token_ids, positions, slots, spans, wanted, len(rows), self._device, fed_R, has_unknown, [*stop_ids])
 
 
 def known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
