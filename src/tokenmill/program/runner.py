@@ -84,8 +84,8 @@ class Runner:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end) if self.program.reads_slots else None
             spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, saves, kept.adapter))
-        wanted = None if len(rows) == len(token_ids) else rows
-        return Step(token_ids, positions, slots, spans, wanted, len(rows), self._device, fed_R, has_unknown, [*stop_ids])
+        wanted, device, stops = None if len(rows) == len(token_ids) else rows, self._device, list(stop_ids)
+        return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)
 
 
 def known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
