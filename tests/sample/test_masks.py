@@ -119,7 +119,7 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it():
     loaded = SimpleNamespace(
         config=config,
         resolved=resolved,
-        model_config=SimpleNamespace(vocab_size=tokenizer.num_tokens, context=64, eos_token_ids=()),
+        model_config=SimpleNamespace(vocab_size=tokenizer.num_tokens, context=64, eos_token_ids=(), has_head=True),
         tokenizer=tokenizer,
         generation_defaults={},
     )

@@ -84,7 +84,7 @@ def test_the_vocabulary_of_the_config_must_be_that_of_the_weights(model):
             "model_type 'perceiver' is not implemented: it is an encoder, which writes no text",
         ),
         ({"model_type": ...}, "model_type None is not implemented"),
-        ({"hidden_act": "snake"}, "activation 'snake' is not implemented: only gelu"),
+        ({"hidden_act": "snake"}, "hidden_act = 'snake' is not allowed: gelu, "),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not implemented: only default"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope type 'linear' needs 'factor'"),
         ({"rope_parameters": {"rope_type": "default", "twist": 3}}, "no parameter 'twist'"),
