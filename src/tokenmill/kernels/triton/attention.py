@@ -121,6 +121,7 @@ def attend(
     qkv: the heads of Q, K and V of each row, before norm and rope, [B, (N + 2 K) · H] float32. k_rows, v_rows: the
     cache, [slots, K, H]. tables: the blocks of each sequence. WINDOW: 0 for none. With several splits the maximum of
     the scores, the sum of the exponentials and the sum of values go to [B, K, NUM_SPLITS, HEADS(, WIDTH)].
+    A row with position -1 is none: nothing of it is read or written.
     """
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -172,6 +173,8 @@ def merge(
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv = tl.program_id(0), tl.program_id(1)
     last = tl.load(positions + b).to(tl.int32)
+    if last < 0:
+        return
     first = 0
     if WINDOW > 0:
         first = tl.maximum(last - WINDOW + 1, 0)

@@ -1,6 +1,6 @@
 """A decoder as launches of kernels, for one token of each sequence. It reads the weights of the PyTorch modules."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,16 +15,9 @@ from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program.graphs.matrices import TRITON, Clamps, Experts, GraphMatrix, NormOf, add_experts, add_norm
-
-
-class StepRows(NamedTuple):
-    """The part of a step that all layers read: the blocks and the position of each sequence, [B, M] and [B], and the
-    number of splits of the longest context that the recorded graph serves.
-    """
-
-    tables_BM: Tensor
-    positions_B: Tensor
-    num_splits: int
+from tokenmill.program.graphs.rows import StepRows
+from tokenmill.program.graphs.states import GraphState, multiply
+from tokenmill.program.native.op_list import SIGMOID
 
 
 def positions_of(width: int, dtype: torch.dtype) -> int:
@@ -53,8 +46,11 @@ class GraphAttention:
     def __call__(self, x_BD: Tensor, norm: NormOf | None, cached: tuple[Tensor, ...], rows: StepRows) -> Tensor:
         """Write the new rows of K and V into the cache; return the attention of each row, [B, N · H]."""
         block, count, splits = self.block, len(x_BD), rows.num_splits
-        qkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
-        out = x_BD.new_empty((count, block.num_heads * block.head_dim))
+        gqkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
+        qkv = gqkv[:, -(block.num_heads + 2 * block.num_kv_heads) * block.head_dim :]
+        # Rows of no sequence are not written: they are zeros.
+        make = x_BD.new_empty if rows.slots_B2 is None else x_BD.new_zeros
+        out = make((count, block.num_heads * block.head_dim))
         shape = (count, block.num_kv_heads, splits, self.heads)
         maxima, sums = (x_BD.new_empty(shape, dtype=torch.float32) for _ in range(2))
         values = x_BD.new_empty((*shape, self.width), dtype=torch.float32) if splits > 1 else sums
@@ -80,6 +76,8 @@ class GraphAttention:
             merge[(count, block.num_kv_heads)](
                 rows.positions_B, sinks, out, maxima, sums, values, out.stride(0), **shared
             )
+        if gqkv.shape != qkv.shape:
+            multiply(out, gqkv[:, : out.shape[1]], out, SIGMOID, block.num_heads)
         return out
 
 
@@ -143,25 +141,33 @@ class GraphExperts:
 
 
 class GraphLayer:
-    """x + multiplier * after(attention(before(x))), then the same with the MLP."""
+    """x + multiplier * after(mixer(before(x))), then the same with the MLP; one of the two may be missing."""
 
     def __init__(self, description: LayerDescription, module: Any, table: RotaryTable | None, block_size: int) -> None:
         (block,) = description.mixers
-        assert isinstance(block, AttentionBlock), "the spec refuses others"
         names = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm")
         norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
         self.before, self.after, self.mlp_before, self.mlp_after = norms
-        self.attention = GraphAttention(block, module.attention, table, block_size)
+        self.mixer: GraphAttention | GraphState | None = None
+        if isinstance(block, AttentionBlock):
+            self.mixer = GraphAttention(block, module.attention, table, block_size)
+        elif description.mixes:
+            self.mixer = GraphState(block, getattr(module, block.name))
         make = GraphExperts if isinstance(description.mlp, ExpertsBlock) else GraphMlp
-        self.mlp, self.multiplier = make(description.mlp, module.mlp), description.multiplier
+        self.mlp = None if description.mlp is None else make(description.mlp, module.mlp)
+        self.multiplier = description.multiplier
 
     def __call__(self, x_BD: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
         """Bring x from the layer's input to its output, in place."""
-        attended, multiplier = self.attention(x_BD, self.before, cached, rows), self.multiplier
-        if self.after is None:
-            self.attention.out(attended, x_BD, adds=multiplier)
-        else:
-            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, multiplier)
+        multiplier = self.multiplier
+        if self.mixer is not None:
+            mixed = self.mixer(x_BD, self.before, cached, rows)
+            if self.after is None:
+                self.mixer.out(mixed, x_BD, adds=multiplier)
+            else:
+                add_norm(self.mixer.out(mixed, torch.empty_like(x_BD)), x_BD, self.after, multiplier)
+        if self.mlp is None:
+            return
         if self.mlp_after is None:
             self.mlp(x_BD, self.mlp_before, x_BD, multiplier)
         else:
