@@ -202,10 +202,12 @@ CASES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case, dtype, monkeypatch):
-    """Contexts of one position, of whole splits and beyond; a text has the same bits alone and among longer ones."""
+    """Contexts of one position, of whole splits and beyond; a text has the same bits alone and among longer ones. A row
+    without a position writes nothing.
+    """
     (heads, kv_heads, width), how, rope, block_size = CASES[case]
     monkeypatch.setattr(layers, "SPLIT", 64)
-    lengths, longest = [1, 64, 65, 150], -(-150 // block_size)
+    lengths, longest = [1, 64, 65, 150, 0], -(-150 // block_size)
     attention = layers.GraphAttention.__new__(layers.GraphAttention)
     block = attention.block = Block(heads, kv_heads, width, **how)
     attention.block_size, attention.norms, attention.table = block_size, [None, None], None
@@ -228,8 +230,10 @@ def test_attention(case, dtype, monkeypatch):
         made = attention(x, None, tuple(cached), layers.StepRows(tables[which], positions, splits))
         return made, cached
 
-    together, cached = attend([0, 1, 2, 3], 3)
-    for number, length in enumerate(lengths):
+    together, cached = attend([0, 1, 2, 3, 4], 3)
+    own = (tables[4][:, None] * block_size + torch.arange(block_size, device=DEVICE)).flatten()
+    assert all(torch.equal(found[own], before[own]) for found, before in zip(cached, rows, strict=True))
+    for number, length in enumerate(lengths[:4]):
         at = [int(tables[number, p // block_size]) * block_size + p % block_size for p in range(length)]
         q, k, v = qkv[number].view(-1, width).split((heads, kv_heads, kv_heads))
         if rope:
