@@ -356,6 +356,17 @@ class Attending:
         return torch.einsum("nl,lnh->nh", weights, vals.repeat_interleave(group, 1)).flatten()
 
 
+def test_a_row_without_a_position_writes_nothing(monkeypatch):
+    """Such rows fill up a recorded step where layers keep states."""
+    monkeypatch.setattr(layers, "SPLIT", 64)
+    own = Attending(next(iter(CASES)), torch.float32)
+    own.lengths = (1, 64, 0, 150)
+    _, cached = own.attend([0, 1, 2, 3], 3)
+    slots = (own.tables[2][:, None] * own.block_size + torch.arange(own.block_size, device=DEVICE)).flatten()
+    for found, before in zip(cached, own.layer.tensors, strict=True):
+        assert torch.equal(found[slots], before[slots])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case, dtype, monkeypatch):
@@ -401,6 +412,6 @@ def test_kernels_are_compiled_without_the_gpu(target, tmp_path):
         made = of_targets[target]
         assert made["spills"] == 0 and made["shared"] <= SHARED[target], (name, made)
         share = 0.1 if target == "gfx942" or name.startswith("merge") else 0.7
-        if name == "sum of experts":  # which loads a row once
+        if name == "sum of experts" or made["bytes"] < 64:  # which load a row once, or a few numbers a thread
             continue
         assert made["wide"] >= share * made["bytes"], (name, made)

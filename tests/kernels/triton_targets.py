@@ -16,10 +16,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, products
+from tokenmill.kernels.triton import attention, products, states
+from tokenmill.model.mixers.slices import state_shape
 from tokenmill.program.graphs.layers import positions_of, warps_of
 from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS, inputs_of
 from tokenmill.program.graphs.spec import SPLIT
+from tokenmill.program.graphs.states import CHANNELS, COLUMNS
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -43,6 +45,9 @@ _FLOATS = {
     "added_multiplier",
     "alpha",
     "limit",
+    "max_strength",
+    "min_step",
+    "max_step",
 }
 
 
@@ -94,6 +99,35 @@ def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: An
     ]
 
 
+def convolution(dtype: str, channels: int, taps: int, **how: Any) -> tuple[Any, ...]:
+    """Describe a compilation of a convolution, of channels whose taps are of that type."""
+    floats = dict.fromkeys(("x", "gates", "states"), "fp32")
+    constants = {"GATED": False, "HAS_BIAS": False, "ACTIVATION": 1, "CHANNELS": channels, "TAPS": taps}
+    pointers = floats | {"weight": dtype, "bias": dtype, "slots": "i64"}
+    return states.convolve, pointers, constants | {"TILE": CHANNELS} | how, {}
+
+
+def recurrence(dtype: str, heads: tuple[int, int], key_dim: int, value_dim: int, delta: bool) -> tuple[Any, ...]:
+    """Describe a compilation of a recurrence. heads: of values and of keys."""
+    names = ("row_query", "row_key", "row_value", "row_decay", "row_strength", "states")
+    pointers = dict.fromkeys(names, "fp32") | dict.fromkeys(("a_log", "dt_bias", "skip"), dtype) | {"slots": "i64"}
+    columns = state_shape(heads[0], key_dim, value_dim)[-1]
+    constants = {
+        "DELTA": delta, "HEADS": heads[0], "KEY_HEADS": heads[1], "KEY_DIM": key_dim, "VALUE_DIM": value_dim,
+        "COLUMNS": columns, "KEYS": triton.next_power_of_2(key_dim),
+        "TILE": min(COLUMNS, triton.next_power_of_2(columns)),
+    }  # fmt: skip
+    return states.recur, pointers, constants, {}
+
+
+def gate(dtype: str, width: int, **how: Any) -> tuple[Any, ...]:
+    """Describe a compilation of gates over groups of that width."""
+    constants = {"WIDTH": width, "ACTIVATION": 1, "NORM": True, "NORM_FIRST": True, "T": dtype} | how
+    inputs = min(triton.next_power_of_2(width), 4096)
+    pointers = {"x": "fp32", "gates": "fp32", "weight": dtype, "out": dtype}
+    return states.gate, pointers, constants | {"INPUTS": inputs}, {}
+
+
 CASES: dict[str, Any] = {
     **{f"qkv {dtype}": product(dtype, NORM=True, OUT="fp32") for dtype in ("bf16", "fp32")},
     "qkv fp16": product("fp16", NORM=True, TWO_PASSES=True, OUT="fp32", HAS_BIAS=True),
@@ -137,13 +171,28 @@ CASES["norm behind"] = (
     products.add_normed, dict.fromkeys(("x", "out", "weight", "bias"), "bf16"),
     {"CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": True, "INPUTS": 4096, "T": "bf16"}, {},
 )  # fmt: skip
+CASES |= {
+    "convolution of LFM2": convolution("bf16", 2048, 3, GATED=True, ACTIVATION=0),
+    "convolution of a delta net": convolution("bf16", 8192, 4),
+    "convolution of Mamba 2": convolution("fp16", 3328, 4, HAS_BIAS=True),
+    "state of Qwen 3.5": recurrence("bf16", (32, 16), 128, 128, True),
+    "state of keys of 96": recurrence("bf16", (30, 30), 96, 192, True),
+    "state of keys of 256": recurrence("fp32", (32, 16), 256, 256, True),
+    "state of Granite 4": recurrence("bf16", (48, 1), 128, 64, False),
+    "state of heads of 80": recurrence("bf16", (128, 8), 128, 80, False),
+    "gates of heads": gate("bf16", 128),
+    "gates of a row": gate("bf16", 8192, NORM_FIRST=False),
+    "gates without a norm": gate("fp16", 2048, NORM=False, ACTIVATION=0),
+    "gates of attention": gate("bf16", 256, NORM=False, ACTIVATION=8),
+}
 
 
 def compiled(case: tuple[Any, ...], target: GPUTarget) -> dict[str, Any]:
     """Compile one case; return registers, spills, bytes of shared memory, and the widest loads of global memory."""
     kernel, pointers, constants, options = case
+    own = constants | ({"INTERPRETED": False} if "INTERPRETED" in kernel.arg_names else {})
     constants = {name: getattr(triton.language, NAMES[value]) if value in NAMES else value
-                 for name, value in (constants | {"INTERPRETED": False}).items()}  # fmt: skip
+                 for name, value in own.items()}  # fmt: skip
     signature, aligned = {}, {}
     for number, name in enumerate(kernel.arg_names):
         if name in constants:

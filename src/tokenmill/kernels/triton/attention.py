@@ -202,6 +202,7 @@ def attend(
     cache, [slots, K, H]; INT8: of codes, with scales of each row, [slots, K]. tables: the blocks of each sequence.
     WINDOW: 0 for none. OWN: norms have weights for each head; else all heads have the same. With several splits the
     maximum of the scores, the sum of the exponentials and the sum of values go to [B, K, NUM_SPLITS, N / K(, H)].
+    A row with position -1 is none: nothing of it is read or written.
     """
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -257,6 +258,8 @@ def merge(
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv = tl.program_id(0), tl.program_id(1)
     last = tl.load(positions + b).to(tl.int32)
+    if last < 0:
+        return
     first = 0
     if WINDOW > 0:
         first = tl.maximum(last - WINDOW + 1, 0)

@@ -104,13 +104,16 @@ def _powers(first: int, factor: int, last: int) -> list[int]:
 
 
 class Inputs(NamedTuple):
-    """A micro-batch as int64 tensors. offsets_L: 0, 1, … up to its longest. rows_B: None where all rows are wanted."""
+    """A micro-batch as int64 tensors. offsets_L: 0, 1, … up to its longest. rows_B: None where all rows are wanted.
+    slots_B2: of program graphs, see StepRows.
+    """
 
     token_ids_BC: Tensor
     positions_BC: Tensor
     tables_BM: Tensor
     offsets_L: Tensor
     rows_B: Tensor | None
+    slots_B2: Tensor | None = None
 
     def __str__(self) -> str:
         sequences, tokens = self.token_ids_BC.shape
@@ -144,8 +147,8 @@ class MicroBatched(Eager):
         super().__init__(parts)
         decoder, pool = self.decoder, parts.pool
         self._slots_of = pool.slots_of
-        self.cache = [layer.tensors for layer in pool.rows]
-        self.device, self.block_size = self.cache[0][0].device, pool.spec.block_size
+        self.cache = [layer.tensors for layer in pool.layers]
+        self.device, self.block_size = decoder.embedding.weight.device, pool.spec.block_size
         self._max_sequences = parts.config.max_sequences
         if self.device.type == "cpu":
             _into_huge_pages(decoder)

@@ -1,1 +1,1 @@
-"""Program graphs, for GPUs: five to seven Triton kernels a layer for steps of one token a sequence, in CUDA graphs."""
+"""Program graphs, for GPUs: a few Triton kernels a layer for steps of one token a sequence, in CUDA graphs."""

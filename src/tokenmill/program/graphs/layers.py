@@ -1,6 +1,6 @@
 """A decoder as launches of kernels, for one token of each sequence. It reads the weights of the PyTorch modules."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -24,24 +24,10 @@ from tokenmill.program.graphs.matrices import (
     add_experts,
     add_norm,
 )
+from tokenmill.program.graphs.rows import StepRows
 from tokenmill.program.graphs.spec import SPLIT
-
-
-class StepRows(NamedTuple):
-    """The part of a step that all layers read: the blocks and the position of each sequence, [B, M] and [B], and the
-    number of splits of the longest context that the recorded graph serves. scratch: float32, in which each layer in
-    turn keeps what its splits give, see spec.scratch_numbers.
-    """
-
-    tables_BM: Tensor
-    positions_B: Tensor
-    num_splits: int
-    scratch: Tensor
-
-    def of_splits(self, num_heads: int, head_dim: int) -> list[Tensor]:
-        """Find the places of the maxima, of the sums and of the values of each split of each head."""
-        count = len(self.positions_B) * self.num_splits * num_heads
-        return list(torch.split(self.scratch[: count * (2 + head_dim)], [count, count, count * head_dim]))
+from tokenmill.program.graphs.states import GraphState, multiply
+from tokenmill.program.native.op_list import SIGMOID
 
 
 def positions_of(width: int, dtype: torch.dtype) -> int:
@@ -72,8 +58,11 @@ class GraphAttention:
     def __call__(self, x_BD: Tensor, norm: NormOf | None, cached: tuple[Tensor, ...], rows: StepRows) -> Tensor:
         """Write the new rows of K and V into the cache; return the attention of each row, [B, N · H]."""
         block, count, splits = self.block, len(x_BD), rows.num_splits
-        qkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
-        out = x_BD.new_empty((count, block.num_heads * block.head_dim))
+        gqkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
+        qkv = gqkv[:, -(block.num_heads + 2 * block.num_kv_heads) * block.head_dim :]
+        # Rows of no sequence are not written: they are zeros.
+        make = x_BD.new_empty if rows.slots_B2 is None else x_BD.new_zeros
+        out = make((count, block.num_heads * block.head_dim))
         maxima, sums, values = rows.of_splits(block.num_heads, block.head_dim) if splits > 1 else (qkv, qkv, qkv)
         cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         q_norm, k_norm = self.norms
@@ -100,6 +89,8 @@ class GraphAttention:
             merge[(count, block.num_kv_heads)](
                 rows.positions_B, sinks, out, maxima, sums, values, out.stride(0), **shared
             )
+        if gqkv.shape != qkv.shape:
+            multiply(out, gqkv[:, : out.shape[1]], out, SIGMOID, block.num_heads)
         return out
 
 
@@ -163,33 +154,41 @@ class GraphExperts:
 
 
 class GraphLayer:
-    """x + multiplier * after(attention(before(x))), then the same with the MLP, or both of one x."""
+    """x + multiplier * after(mixer(before(x))), then the same with the MLP, or both of one x; one of the two may be
+    missing.
+    """
 
     def __init__(self, description: LayerDescription, module: Any, table: RotaryTable | None, block_size: int) -> None:
         (block,) = description.mixers
-        assert isinstance(block, AttentionBlock), "the spec refuses others"
         names = ("attention_norm", "attention_after_norm", "mlp_norm", "mlp_after_norm")
         norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
         self.before, self.after, self.mlp_before, self.mlp_after = norms
         self.mlp_before = self.before if description.shared_norm else self.mlp_before
-        self.attention = GraphAttention(block, module.attention, table, block_size)
+        self.mixer: GraphAttention | GraphState | None = None
+        if isinstance(block, AttentionBlock):
+            self.mixer = GraphAttention(block, module.attention, table, block_size)
+        elif description.mixes:
+            self.mixer = GraphState(block, getattr(module, block.name))
         make = GraphExperts if isinstance(description.mlp, ExpertsBlock) else GraphMlp
-        self.mlp, self.multiplier = make(description.mlp, module.mlp), description.multiplier
-        self.is_parallel = description.parallel
+        self.mlp = None if description.mlp is None else make(description.mlp, module.mlp)
+        self.multiplier, self.is_parallel = description.multiplier, description.parallel
 
     def __call__(self, x_BD: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
         """Bring x from the layer's input to its output, in place."""
-        attended = self.attention(x_BD, self.before, cached, rows)
-        if self.is_parallel:  # attention has read x, and the MLP reads it before it adds to it
+        mixed = None if self.mixer is None else self.mixer(x_BD, self.before, cached, rows)
+        if self.is_parallel:  # the mixer has read x, and the MLP reads it before it adds to it
             self._add_mlp(x_BD)
-        if self.after is None:
-            self.attention.out(attended, x_BD, adds=self.multiplier)
-        else:
-            add_norm(self.attention.out(attended, torch.empty_like(x_BD)), x_BD, self.after, self.multiplier)
+        if self.mixer is not None and mixed is not None:
+            if self.after is None:
+                self.mixer.out(mixed, x_BD, adds=self.multiplier)
+            else:
+                add_norm(self.mixer.out(mixed, torch.empty_like(x_BD)), x_BD, self.after, self.multiplier)
         if not self.is_parallel:
             self._add_mlp(x_BD)
 
     def _add_mlp(self, x_BD: Tensor) -> None:
+        if self.mlp is None:
+            return
         if self.mlp_after is None:
             self.mlp(x_BD, self.mlp_before, x_BD, self.multiplier)
         else:

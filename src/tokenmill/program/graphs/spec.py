@@ -9,13 +9,14 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.kernels.devices import compute_capability, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, describe
-from tokenmill.model.features import features_of
+from tokenmill.model.features import features_of, states_of
 from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.program.torch_specs import EagerSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfig
 
 SERVED = frozenset({
+    "layers that keep a state", "layers without a mixer or without an MLP", "gate on the output of attention",
     "embedding multiplier", "multipliers of products", "residual multiplier", "logit multiplier",
     "norm after attention or MLP", "attention or MLP without a norm before it", "norm with unit offset",
     "rope that differs from layer to layer", "kv heads that differ from layer to layer",
@@ -43,12 +44,13 @@ CAPABILITY = (8, 0)
 """The first generation that multiplies bfloat16, and copies to shared memory beside computing: A100 and later."""
 
 WIDEST_HEAD = 256
-"""A tile of 16 heads and one of 64 keys of this width take 100 KB of the memory of a processor of an A100, of 164."""
+"""A tile of 16 heads and one of 64 keys of this width take 100 KB of the memory of a processor of an A100, of 164. A
+program of a recurrence holds 32 columns of a state in registers: with keys of this width 64 numbers a thread."""
 
 
 class GraphsSpec(EagerSpec):
     only_asked = True  # never measured on a GPU: "auto" keeps what was
-    mixers = ("attention",)
+    mixers = ("attention", "short_conv", "delta_net", "mamba2", "absent")
     rarities = ()
 
     @staticmethod
@@ -130,7 +132,10 @@ def _refuse(decoder: DecoderDescription) -> str | None:
     of_heads = [norm for block in heads for norm in block.qk_norms]
     activations = [mlp.activation for layer in decoder.layers for mlp in layer.mlps]
     unknown = [name for name in activations if name not in ACTIVATIONS]
-    wide = max((block.head_dim for block in heads), default=0)
+    mixers = [mixer for layer in decoder.layers for mixer in layer.mixers]
+    scaled = any(each.is_scaled for mixer in mixers for role, each in mixer.matrices.items() if role != "out")
+    keys = [shape[2] for state in states_of(decoder) for shape in state.shapes[1:]]  # see slices.py
+    wide = max([*keys, *(block.head_dim for block in heads)], default=0)
     differ = len({(norm.kind, norm.bias, norm.unit_offset, norm.heads > 1) for norm in of_heads}) > 1
     all_centred = any(norm.kind == "layer" for block in heads if not block.norms_heads for norm in block.qk_norms)
     is_part = decoder.mtp is not None or not config.has_head or config.num_types > 0
@@ -139,9 +144,9 @@ def _refuse(decoder: DecoderDescription) -> str | None:
         differ and "has no kernel for norms of Q and K of which one is of another kind",
         all_centred and "has no kernel for LayerNorm over all heads of Q and K",
         is_part and "computes whole decoders, with a head and without types of tokens",
-        any(block.qkv.is_scaled for block in heads) and "has no kernel for multipliers of Q, K or V",
+        scaled and "has no kernel for multipliers of what a mixer reads",
         wide > WIDEST_HEAD
-        and f"has no kernel for heads of more than {WIDEST_HEAD} numbers, and the model's have {wide}",
+        and f"has no kernel for heads or keys of more than {WIDEST_HEAD} numbers, and the model's have {wide}",
         unknown and f"has no activation {unknown[0]!r}",
     )
     return next((reason for reason in reasons if isinstance(reason, str)), None)

@@ -1,0 +1,27 @@
+"""The part of a step of program graphs that all layers read."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class StepRows(NamedTuple):
+    """The blocks and the position of each sequence, [B, M] and [B], and the number of splits of the longest context
+    that the recorded graph serves. scratch: float32, in which each layer in turn keeps what its splits give, see
+    spec.scratch_numbers. slots_B2: where layers keep states, the slots of the states with which each sequence begins
+    and which it fills.
+
+    A row that fills up a graph has position -1 and slots -1 where layers keep states: it reads and writes nothing.
+    """
+
+    tables_BM: Tensor
+    positions_B: Tensor
+    num_splits: int
+    scratch: Tensor
+    slots_B2: Tensor | None = None
+
+    def of_splits(self, num_heads: int, head_dim: int) -> list[Tensor]:
+        """Find the places of the maxima, of the sums and of the values of each split of each head."""
+        count = len(self.positions_B) * self.num_splits * num_heads
+        return list(torch.split(self.scratch[: count * (2 + head_dim)], [count, count, count * head_dim]))
