@@ -1,7 +1,7 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make serve  the same model at http://127.0.0.1:8000, as OpenAI's API
-# make test   run the tests, two at a time, with at most two cases of each, and name the ten slowest; with SLOW=1 all
-#             cases, and those of test-slow in the same run
+# make test   run the tests, two at a time, with at most two cases of each, and name the ten slowest; with SLOW=1 every
+#             case of these and of the slow tests, in one run
 # make test-affected   the tests that a change since origin/main, or since SINCE=HEAD~1, can reach
 # make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler

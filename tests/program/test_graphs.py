@@ -163,19 +163,20 @@ def test_it_meets_other_features(how, llama):
     assert how != "preempted" or ours.core.scheduler.num_preemptions > 0
 
 
+def told_in_sessions(engine, path):
+    """The texts of a session, of its fork, after a rewind, and after it was saved and opened."""
+    session = engine.session(prompt(9, seed=6))
+    first = session.generate(max_new_tokens=3, ignore_eos=True).tokens
+    fork = session.fork()
+    session.rewind(len(session.tokens) - 2)
+    both = [each.generate(max_new_tokens=2, ignore_eos=True).tokens for each in (session, fork)]
+    session.save(path)
+    return [first, *both, engine.open_session(path).generate(max_new_tokens=2, ignore_eos=True).tokens]
+
+
 def test_sessions_fork_and_go_on(llama, engine_of, tmp_path):
     ours, theirs = engine_of(llama, **SETTINGS, block_size=8), load(llama, **SETTINGS | {"program": "eager"})
-
-    def told(engine, path):
-        session = engine.session(prompt(9, seed=6))
-        first = session.generate(max_new_tokens=3, ignore_eos=True).tokens
-        fork = session.fork()
-        session.rewind(len(session.tokens) - 2)
-        both = [each.generate(max_new_tokens=2, ignore_eos=True).tokens for each in (session, fork)]
-        session.save(path)
-        return [first, *both, engine.open_session(path).generate(max_new_tokens=2, ignore_eos=True).tokens]
-
-    assert told(ours, tmp_path / "ours") == told(theirs, tmp_path / "theirs")
+    assert told_in_sessions(ours, tmp_path / "ours") == told_in_sessions(theirs, tmp_path / "theirs")
 
 
 REFUSED = {

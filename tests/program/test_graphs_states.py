@@ -12,6 +12,7 @@ from tokenmill.measure.cost import cost_of
 from tokenmill.settings.sampling_params import SamplingParams
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
+from tests.program.test_graphs import told_in_sessions
 from tokenmill.program.graphs.program import Graphs
 
 SETTINGS = {"program": "graphs", "dtype": "float32", "max_sequences": 4, "max_length": 64}
@@ -119,17 +120,7 @@ def test_a_state_that_a_step_of_one_token_left_at_the_end_of_a_block_is_found(fa
 def test_sessions_fork_and_go_on(family, models, engine_of, tmp_path):
     path = save(family, models)
     ours, theirs = engine_of(path, **SETTINGS, block_size=8), engine_of(path, **EAGER)
-
-    def told(engine, file):
-        session = engine.session(prompt(9, seed=6))
-        first = session.generate(max_new_tokens=3, ignore_eos=True).tokens
-        fork = session.fork()
-        session.rewind(len(session.tokens) - 2)
-        both = [each.generate(max_new_tokens=2, ignore_eos=True).tokens for each in (session, fork)]
-        session.save(file)
-        return [first, *both, engine.open_session(file).generate(max_new_tokens=2, ignore_eos=True).tokens]
-
-    assert told(ours, tmp_path / "ours") == told(theirs, tmp_path / "theirs")
+    assert told_in_sessions(ours, tmp_path / "ours") == told_in_sessions(theirs, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("family", first_quick(HYBRIDS))

@@ -28,7 +28,7 @@ from tokenmill.model.families.in_gguf import (
 )
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import Beside
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
 NORMS_ON_BOTH_SIDES = {
@@ -135,7 +135,7 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     """Make the keys of Gemma 2 or 3, or of EmbeddingGemma."""
     caps = {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logit_softcap}
     pairs = {key: value for key, value in caps.items() if value is not None}
-    local = next((rope for rope, window in zip(model.ropes, model.windows, strict=False) if window is not None), None)
+    local = local_rope(model)
     pairs |= {} if local is None else {"rope.freq_base_swa": local.theta}
     if model.both_ways:
         return pairs | symmetric_window(model.windows) | {"general.architecture": _EMBEDDING}

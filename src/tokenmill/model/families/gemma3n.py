@@ -18,7 +18,7 @@ from tokenmill.model.families.gemma import NORMS_ON_BOTH_SIDES, ROPES
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.per_layer import STORED_AS
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 from tokenmill.model.sparse import SparseMlpBlock
 from tokenmill.model.streams import StreamsBlock, StreamsInputs
 from tokenmill.value_reader import ValueReader
@@ -207,7 +207,7 @@ def _part_of(scale: float) -> float:
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     slides = [window is not None for window in model.windows]
-    local = next((rope for rope, each in zip(model.ropes, slides, strict=True) if each and rope is not None), None)
+    local = local_rope(model)
     parts = [mlp.cutoff if isinstance(mlp, SparseMlpBlock) else float("-inf") for mlp in model.mlps]
     pairs: dict[str, Any] = {
         "activation_sparsity_scale": parts,

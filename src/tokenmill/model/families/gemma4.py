@@ -21,6 +21,7 @@ from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import STORED_AS, per_layer_inputs
+from tokenmill.model.ropes_by_kind import local_rope
 from tokenmill.value_reader import ValueReader
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.mlp.mixture."
@@ -253,7 +254,7 @@ def _part(keys: GGUFKeys, dim: int) -> float:
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     slides = [window is not None for window in model.windows]
-    local = next((rope for rope, each in zip(model.ropes, slides, strict=True) if each and rope is not None), None)
+    local = local_rope(model)
     wide = model.layer_head_dims[slides.index(False)]
     inner = [mlp.dense if isinstance(mlp, BesideBlock) else mlp for mlp in model.mlps]
     mixture = next((mlp.mixture for mlp in model.mlps if isinstance(mlp, BesideBlock)), None)

@@ -16,7 +16,7 @@ from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names, sparse_layers
 from tokenmill.model.mixers.gated_attention import GatedAttentionBlock
 from tokenmill.model.rope_config import Beside, default_rope
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 
 _MLP, _GATE = "layers.{i}.mlp.", "layers.{i}.gated_attention.gate.weight"
 _ROPES = {FULL: Beside("rope_theta", 5e5, scaled=True), SLIDING: Beside("rope_theta", 1e4, scaled=False)}
@@ -157,7 +157,7 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
         "expert_gating_func": 2,
         **expert_metadata(model),
     }
-    local = next((rope for rope, each in zip(model.ropes, slides, strict=True) if each and rope is not None), None)
+    local = local_rope(model)
     if local is None:
         return pairs
     window = max(window or 0 for window in model.windows)

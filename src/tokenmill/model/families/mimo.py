@@ -15,7 +15,7 @@ from tokenmill.model.families.qwen_moe import sparse_layers
 from tokenmill.model.families.sigmoid_experts import MOE_NAMES
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.rope_config import Beside, default_rope
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
 _TURNED = 0.334  # of each head
@@ -147,9 +147,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     block, slides = model.mixers[0], [window is not None for window in model.windows]
-    local = next(
-        (rope for rope, each in zip(model.ropes, slides, strict=True) if each and rope is not None), model.rope
-    )
+    local = local_rope(model) or model.rope
     assert local is not None, "every layer has a rope"
     return {
         "attention.head_count_kv": [each.num_kv_heads for each in model.mixers],

@@ -25,7 +25,7 @@ from tokenmill.model.families.in_gguf import (
 )
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import Beside
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 
 _LAYER = "layers.{i}."
 _MODERNBERT_NAMES = {
@@ -112,7 +112,7 @@ def _read_modernbert_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _modernbert_metadata(model: ModelConfig) -> dict[str, Any]:
-    local = next((rope for rope, window in zip(model.ropes, model.windows, strict=True) if window), None)
+    local = local_rope(model)
     ropes = {} if local is None else {"rope.freq_base_swa": local.theta}
     return {**NOT_CAUSAL, **symmetric_window(model.windows), **ropes, "hidden_activation": model.activation}
 

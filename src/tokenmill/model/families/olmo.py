@@ -14,7 +14,7 @@ from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_ll
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
 from tokenmill.model.rope_config import Beside, rope_of
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 
 AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},
@@ -101,7 +101,7 @@ def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
-    local = next((rope for rope, window in zip(model.ropes, model.windows, strict=False) if window is not None), None)
+    local = local_rope(model)
     pairs = {} if local is None else {"rope.freq_base_swa": local.theta}
     return pairs | window_metadata(model.windows)
 

@@ -21,7 +21,7 @@ from tokenmill.model.families.in_gguf import (
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.rope_config import Beside, default_rope
-from tokenmill.model.ropes_by_kind import read_ropes
+from tokenmill.model.ropes_by_kind import local_rope, read_ropes
 
 _MLP = "layers.{i}.mlp."
 
@@ -129,7 +129,7 @@ def _read_mellum_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _mellum_metadata(model: ModelConfig) -> dict[str, Any]:
-    local = next((rope for rope, each in zip(model.ropes, model.windows, strict=True) if each and rope), None)
+    local = local_rope(model)
     pairs = {} if local is None else {"rope.freq_base_swa": local.theta}
     return expert_metadata(model) | pairs | window_metadata(model.windows)
 

@@ -47,10 +47,8 @@ class Graphs(MicroBatched):
         unpacked, config = self.decoder.num_bytes, parts.config
         with torch.inference_mode():
             self._decoder = GraphDecoder(self.decoder, self.block_size)
-            count = scratch_numbers(config, self.decoder.config)
-            self._scratch = torch.empty(
-                count, dtype=torch.float32, device=self.device
-            )  # of all graphs: one runs at once
+            count = scratch_numbers(config, self.decoder.config)  # all graphs share it, because one runs at a time
+            self._scratch = torch.empty(count, dtype=torch.float32, device=self.device)
         self.num_scratch_bytes = self._scratch.nbytes
         self.shapes = StaticShapes(config.max_sequences, config.max_step_tokens, self.decoder.num_positions)
         on_gpu = self.device.type == "cuda"
