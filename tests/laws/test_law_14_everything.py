@@ -409,8 +409,9 @@ def test_every_text_of_a_model_that_gives_blocks_back(program, models, tmp_path)
 
 
 # Sinks, windows and experts; norms on both sides and two ropes; experts in groups beside shared ones; multipliers;
-# parallel blocks, LayerNorm of each head and layers without rope; norms behind the blocks.
-DEPARTURES = ("gpt_oss", "gemma3_text", "glm4_moe", "granitemoeshared", "cohere2", "exaone4")
+# parallel blocks, LayerNorm of each head and layers without rope; norms behind the blocks; query heads that differ by
+# layer, with gates; values narrower than keys.
+DEPARTURES = ("gpt_oss", "gemma3_text", "glm4_moe", "granitemoeshared", "cohere2", "exaone4", "laguna", "mimo_v2_flash")
 
 
 @pytest.mark.slow
@@ -508,17 +509,22 @@ def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path)
     everything_at_once(tmp_path / "mixed", PROGRAMS["native, adaptive"], tmp_path)
 
 
+COMPILED = {"program": "compiled", "compile": "dynamic", "compile_phases": "both", "compile_backend": "eager"}
+WITH_ADAPTERS = PROGRAMS | {"compiled": COMPILED}
+
+
 @pytest.mark.parametrize(
     ("family", "program"),
     tried(
         ("llama", "mixtral", "gemma3_text", "qwen3_5_text"),
-        PROGRAMS,
+        WITH_ADAPTERS,
         quick=[("llama", "native, adaptive"), ("llama", "eager")],
         slow=[
             ("mixtral", "native"),
             ("qwen3_5_text", "native, draft model"),
             ("gemma3_text", "eager, async"),
             ("mixtral", "eager, drafts"),
+            ("llama", "compiled"),
         ],
     ),
 )
@@ -531,7 +537,8 @@ def test_every_text_of_several_adapters(family, program, models, tmp_path):
     }
     for number, (name, config) in enumerate(kinds.items()):
         save_adapter(family, tmp_path / name, seed=number, **config)
-    everything_at_once(save(family, models), PROGRAMS[program], tmp_path, adapters=[tmp_path / name for name in kinds])
+    adapters = [tmp_path / name for name in kinds]
+    everything_at_once(save(family, models), WITH_ADAPTERS[program], tmp_path, adapters=adapters)
 
 
 NATIVE = [name for name in PROGRAMS if "native" in name]
