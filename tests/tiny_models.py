@@ -771,9 +771,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "laguna": (
         "laguna",
         _MIXTURE
-        | {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 5, "shared_expert_intermediate_size": 24}
-        | {"layer_types": ["full_attention"] + ["sliding_attention"] * 3, "rope_parameters": _LAGUNA_ROPES}
-        | {"num_attention_heads_per_layer": [6, 8, 4, 8], "moe_routed_scaling_factor": 1.5},
+        | {"head_dim": 12, "num_hidden_layers": 3, "sliding_window": 5, "shared_expert_intermediate_size": 24}
+        | {"layer_types": ["full_attention"] + ["sliding_attention"] * 2, "rope_parameters": _LAGUNA_ROPES}
+        | {"num_attention_heads_per_layer": [6, 8, 4], "moe_routed_scaling_factor": 1.5},
     ),
     "laguna-departures": (
         "laguna",

@@ -36,6 +36,8 @@ def folder(tmp_path_factory):
 
 def loaded(family, models, folder, names=NAMES, **settings):
     settings = {"dtype": "float32", "block_size": 4, "max_length": 96, "max_sequences": 4, **settings}
+    if settings.get("program") == "compiled":  # traced, and not translated by a C++ compiler, which takes long
+        settings["compile_backend"] = "eager"
     engine = load(save(family, models), **settings)
     paths = adapters_of(family, folder)
     for name in names:
@@ -111,13 +113,7 @@ def test_program_compiled_computes_adapters_by_the_modules(family, how, models, 
     texts = [(prompt(length, seed=length), name) for length in (3, 18) for name in (None, *NAMES)]
     with loaded(family, models, folder, program="eager", scheme=how["scheme"], prefix_cache=False) as engine:
         wanted = {(len(tokens), name): engine.logits(tokens, adapter=name) for tokens, name in texts}
-    compiled = {
-        "program": "compiled",
-        "compile": "dynamic",
-        "compile_phases": "both",
-        "compile_backend": "eager",
-        **how,
-    }
+    compiled = {"program": "compiled", "compile": "dynamic", "compile_phases": "both", **how}
     with loaded(family, models, folder, names=(), prefix_cache=False, **compiled) as engine:
         core, program = engine.core, engine.core.loaded.program
         before = engine.generate(prompt(18, seed=18), max_new_tokens=6, ignore_eos=True)

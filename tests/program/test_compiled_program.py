@@ -196,7 +196,7 @@ def test_what_torch_is_asked_for(asked, monkeypatch):
 def test_sizes_above_one_are_marked_as_dynamic(monkeypatch):
     marked = []
     monkeypatch.setattr(torch._dynamo, "mark_dynamic", lambda tensor, dimension: marked.append((id(tensor), dimension)))
-    tensors = [torch.zeros(3, 2), torch.zeros(3, 1), torch.zeros(3, 7), torch.zeros(5), torch.zeros(2)]
+    tensors = [torch.zeros(3, 2), torch.zeros(3, 1), torch.zeros(3, 7), torch.zeros(5), torch.zeros(2), None]
     module._mark_dynamic(Inputs(*tensors))
     names = {id(tensor): name for name, tensor in zip(Inputs._fields, tensors, strict=True)}
     assert [(names[tensor], dimension) for tensor, dimension in marked] == [
