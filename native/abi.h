@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 28 };
+enum { TM_ABI = 29 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -215,7 +215,7 @@ typedef struct {
 
 // An adapter. The matrices of a model are numbered linear by linear, and expert by expert. The embedding of token i becomes
 // table[i] + scale * a[i] b, or the row of `rows` that it has in `ids`.
-typedef struct {
+typedef struct TmAdapter {
   const TmChange* changes;
   const int64_t* firsts;  // [num_matrices + 1]: changes [firsts[m], firsts[m + 1]) are of matrix m
   int64_t num_matrices;
@@ -230,6 +230,7 @@ typedef struct {
   int64_t num_ids;
   const TmNorm* norms;    // by rising addresses `before`
   int64_t num_norms;
+  const struct TmAdapter* const* in_ranks;  // [num_ranks]: the same adapter in the memory of each rank; null where there is one
 } TmAdapter;
 
 // After `count` tokens of a span the states are stored in a slot.
@@ -244,7 +245,7 @@ typedef struct {
   const int64_t* slots;   // of the positions [0, start + count)
   int64_t state;          // slot of the states before the span; -1 where the text begins
   int64_t first_save, num_saves;  // in TmStep.saves, with rising counts; the last one is after all tokens
-  const TmAdapter* adapter;  // by which its tokens are computed; null without. There is one rank then
+  const TmAdapter* adapter;  // by which its tokens are computed; null without
 } TmSpan;
 
 // One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it,

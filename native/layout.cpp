@@ -54,7 +54,7 @@ std::string layout() {
   FIELD(TmAdapter, changes) FIELD(TmAdapter, firsts) FIELD(TmAdapter, num_matrices) FIELD(TmAdapter, max_lowered)
   FIELD(TmAdapter, rank) FIELD(TmAdapter, type) FIELD(TmAdapter, scale) FIELD(TmAdapter, table) FIELD(TmAdapter, a)
   FIELD(TmAdapter, b) FIELD(TmAdapter, rows) FIELD(TmAdapter, ids) FIELD(TmAdapter, num_ids)
-  FIELD(TmAdapter, norms) FIELD(TmAdapter, num_norms)
+  FIELD(TmAdapter, norms) FIELD(TmAdapter, num_norms) FIELD(TmAdapter, in_ranks)
   STRUCT(TmSave)
   FIELD(TmSave, count) FIELD(TmSave, slot)
   STRUCT(TmSpan)

@@ -378,7 +378,7 @@ void check_step(const TmModel& m, const TmStep& step) {
 void check_adapters(const Model& model, const TmStep& step) {
   for (int i = 0; i < step.num_spans; i++) {
     const TmAdapter* adapter = step.spans[i].adapter;
-    require(!adapter || model.shape.num_ranks == 1, "an adapter, and several ranks");
+    require(!adapter || model.shape.num_ranks == 1 || adapter->in_ranks, "an adapter that the other ranks do not have");
     require(!adapter || adapter->num_matrices == model.first_matrix.back(), "an adapter of another model");
   }
 }

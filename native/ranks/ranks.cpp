@@ -16,7 +16,8 @@ SharedStep place_step(SharedMemory& memory, const TmModel& m) {
   SharedStep step{};
   step.counts = memory.take<int32_t>(16);
   for (int64_t** list : {&step.tokens, &step.positions, &step.slots, &step.rows}) *list = memory.take<int64_t>(tokens);
-  step.spans = memory.take<TmSpan>(tokens), step.saves = memory.take<TmSave>(tokens);
+  step.spans = memory.take<TmSpan>(tokens), step.adapters = memory.take<const TmAdapter*>(m.num_ranks * tokens);
+  step.saves = memory.take<TmSave>(tokens);
   step.span_slots = memory.take<int64_t>(tokens * m.num_positions);
   step.stops = memory.take<int64_t>(m.vocab), step.logits = memory.take<float>(tokens * m.vocab);
   return step;
@@ -83,6 +84,8 @@ void Ranks::copy_spans(const TmStep& step) {
   int64_t* slots = step_.span_slots;
   for (int i = 0; i < step.num_spans; i++) {
     const TmSpan& span = step_.spans[i] = step.spans[i];
+    for (int64_t rank = 0; rank < num_ranks_; rank++)
+      step_.adapters[rank * shape_.max_tokens + i] = span.adapter ? span.adapter->in_ranks[rank] : nullptr;
     if (span.base >= 0) continue;
     copy(slots, span.slots, span.start + span.count);
     slots += span.start + span.count;
@@ -102,7 +105,9 @@ TmStep Ranks::step() {
   const int32_t* counts = step_.counts;
   tokens_.assign(step_.tokens, step_.tokens + counts[0]), spans_.assign(step_.spans, step_.spans + counts[1]);
   const int64_t* slots = step_.span_slots;
+  const TmAdapter* const* adapter = step_.adapters + (int64_t)rank_ * shape_.max_tokens;
   for (TmSpan& span : spans_) {
+    span.adapter = *adapter++;
     if (span.base >= 0) continue;
     span.slots = slots, slots += span.start + span.count;
   }

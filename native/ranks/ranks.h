@@ -29,6 +29,7 @@ struct SharedStep {
   int32_t* counts;      // tokens, spans, rows or -1 for all tokens, stops, rows of logits
   int64_t *tokens, *positions, *slots, *rows;
   TmSpan* spans;
+  const TmAdapter** adapters;  // of the spans, [num_ranks, max_tokens]: where each rank has them
   TmSave* saves;        // of all spans
   int64_t* span_slots;  // [max_tokens, num_positions]: slots of all spans, one after the other
   int64_t* stops;       // [vocab]

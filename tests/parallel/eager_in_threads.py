@@ -12,14 +12,18 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
+from tokenmill.program.adapted import prepare
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
+from tokenmill.program.handed import read_written, written
 from tokenmill.program.mixer_shares import cache_of_rank
 from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
 from tokenmill.schedule.keeps import Table
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.adapters.model_weights import ModelWeights
+from tokenmill.weights.adapters.read import open_adapter
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.source import WeightSource
 
@@ -48,6 +52,16 @@ class Threads:
         self.groups = groups(size) if size > 1 else [None]
         with torch_threads(1):
             self.runners = at_once([lambda rank=rank: self._load(rank, size) for rank in range(size)])
+        self._adapters = [{None: None} for _ in self.runners]
+
+    def load_adapter(self, name, path):
+        """As rank 0 reads it, and hands it to the others."""
+        resolved = self.resolved
+        base = ModelWeights(self.checkpoint.path, resolved.model, resolved.scheme)
+        adapter = open_adapter(path, name, resolved.model, getattr(torch, resolved.config.dtype), base)
+        for runner, own in zip(self.runners, self._adapters, strict=True):
+            own[name] = adapter if own is self._adapters[0] else read_written(*written(adapter))
+            prepare(runner.program, own[name])
 
     def _load(self, rank, size):
         resolved = self.resolved
@@ -60,16 +74,23 @@ class Threads:
         parts = ModelParts(source, pool, kernel, config, Opened(group=self.groups[rank]))
         return Runner(Eager(parts), pool, CPU)
 
-    def logits(self, *prompts, step=9):
-        """The logits of every rank for every token of texts that are computed together, so many tokens at a time."""
+    def logits(self, *prompts, step=9, adapters=()):
+        """The logits of every rank for every token of texts that are computed together, so many tokens at a time.
+        adapters: a name for each text.
+        """
+        names = adapters or [None] * len(prompts)
         with torch_threads(1):
-            return at_once([lambda runner=runner: self._run(runner, prompts, step) for runner in self.runners])
+            return at_once([
+                lambda runner=runner, own=own: self._run(runner, prompts, step, [own[name] for name in names])
+                for runner, own in zip(self.runners, self._adapters, strict=True)
+            ])
 
-    def _run(self, runner, prompts, step):
+    def _run(self, runner, prompts, step, adapters):
         size, length = self.resolved.config.block_size, max(map(len, prompts))
         num_blocks, found = -(-length // size), []
         sequences = [Sequence(number, list(prompt), len(prompt), 10**9) for number, prompt in enumerate(prompts)]
-        for sequence in sequences:
+        for sequence, adapter in zip(sequences, adapters, strict=True):
+            sequence.kept.adapter = adapter
             blocks = list(range(sequence.id * num_blocks, (sequence.id + 1) * num_blocks))
             sequence.kept.tables = [Table(blocks), Table([sequence.id])]
         for first in range(0, length, step):

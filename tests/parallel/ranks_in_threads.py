@@ -2,8 +2,9 @@
 
 import os
 import threading
+from concurrent.futures import Future
 
-from tokenmill.loader.rank import load_rank
+from tokenmill.loader.rank import adapters_of, load_rank
 from tokenmill.memory.arena import SharedMemory
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
@@ -15,6 +16,7 @@ class RanksInThreads(Ranks):
     def __init__(self, count):
         super().__init__(Rank(0, count), SharedMemory(), SharedMemory())
         self.errors, self._threads, self._calls = [], [], []
+        self.taken = [Future() for _ in range(1, count)]  # the adapters of each other rank
 
     def start(self, told):
         for number in range(1, self.rank.count):
@@ -25,9 +27,14 @@ class RanksInThreads(Ranks):
 
     def _run(self, told):
         try:
-            load_rank(told).program.follow()
+            loaded = load_rank(told)
+            self.taken[told["rank"][0] - 1].set_result(adapters_of(loaded))
+            loaded.program.follow()
         except Exception as error:  # noqa: BLE001  (tests look at it)
             self.errors.append(error)
+
+    def ask(self, name, facts, tensors):
+        return [taken.result(60).take(facts, tensors) for taken in self.taken]
 
     def on_end(self, call):
         self._calls.append(call)

@@ -57,7 +57,9 @@ class Adapters:
         with self._lock:  # the whole of it, or two that load at once would both find a place
             self._check_place(name, replace)
             adapter = self._read(name, path)
-            lookup(ADAPTED, self._loaded.program_name, "program")(self._loaded.program, adapter)
+            program = self._loaded.program
+            lookup(ADAPTED, self._loaded.program_name, "program")(program, adapter)
+            program.hand_on(adapter)
             self._by_name[name] = adapter
         return adapter
 
@@ -86,6 +88,7 @@ class Adapters:
             raise RequestError(f"adapter {brief(name)} stays: {OF_ALL}", "adapter")
         with self._lock:
             self._by_name.pop(name, None)
+            self._loaded.program.hand_on(None)
 
     def find(self, name: str | None) -> Adapter | None:
         """Find the adapter of that name; for None the one of every text, if any. RequestError for other names."""
@@ -104,8 +107,6 @@ class Adapters:
 
 def refusal(loaded: LoadedModel) -> str:
     """Say why a model computes no adapters; empty if it does."""
-    if loaded.config.tensor_parallel > 1:
-        return "several ranks compute no adapters; merge it into the model (tokenmill merge)"
     if loaded.program_name not in ADAPTED:
         able = ", ".join(ADAPTED)
         return f"program {loaded.program_name} computes no adapters, only {able}; or merge it (tokenmill merge)"

@@ -74,6 +74,7 @@ class TmAdapter(Structure):
         (c_int64, "num_ids"),
         (POINTER(TmNorm), "norms"),
         (c_int64, "num_norms"),
+        (c_void_p, "in_ranks"),
     )
 
 

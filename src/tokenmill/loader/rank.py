@@ -1,12 +1,14 @@
 """The process of every rank but 0: it loads its part of a model and computes the steps of rank 0 until that ends.
 
-python -m tokenmill.loader.rank DESCRIPTOR # the socket over which rank 0 says what to load
+python -m tokenmill.loader.rank DESCRIPTOR # the socket over which rank 0 says what to load, and which adapters to take
 """
 
 import os
 import socket
 import sys
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.ranks import InSharedMemory, versions
 from tokenmill.memory.arena import SharedMemory
+from tokenmill.parallel.channel import Channel
 from tokenmill.parallel.division import Rank
-from tokenmill.parallel.ranks import Ranks, receive, send
+from tokenmill.parallel.ranks import Ranks
+from tokenmill.program.handed import COMMAND, TakenAdapters
+from tokenmill.program.native.adapters import address_of
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -25,23 +30,37 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 
 def main(descriptor: int) -> int:
     """Load and follow; return the exit code, which is 0 where rank 0 ended first."""
-    with socket.socket(fileno=descriptor) as rank_0:
-        if (told := receive(rank_0)) is None:
-            return 0
-        threading.Thread(target=_end_with, args=(rank_0,), daemon=True).start()
-        try:
-            load_rank(told).program.follow()
-        except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 raises it)
-            named = str(error) if isinstance(error, TokenmillError) else f"{type(error).__name__}: {error}"
-            send(rank_0, {"error": named})
-            return 1
+    rank_0 = Channel(socket.socket(fileno=descriptor))
+    try:
+        told = rank_0.receive().facts
+    except (EOFError, OSError):
+        return 0
+    taken = Future[TakenAdapters]()
+    threading.Thread(target=_answer, args=(rank_0, taken), daemon=True).start()
+    try:
+        loaded = load_rank(told)
+        taken.set_result(adapters_of(loaded))
+        loaded.program.follow()
+    except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 raises it)
+        named = str(error) if isinstance(error, TokenmillError) else f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            rank_0.send("error", named)
+        return 1
     return 0
 
 
-def _end_with(rank_0: socket.socket) -> None:
-    """End this process as soon as rank 0 has ended, whatever is being computed."""
-    receive(rank_0)
+def _answer(rank_0: Channel, taken: "Future[TakenAdapters]") -> None:
+    """Answer the commands of rank 0, and end this process as soon as it has ended, whatever is being computed."""
+    with suppress(EOFError, OSError):
+        while True:
+            message = rank_0.receive()
+            rank_0.send(COMMAND, taken.result().take(message.facts, message.tensors))
     os._exit(0)
+
+
+def adapters_of(loaded: LoadedModel) -> TakenAdapters:
+    """Make the adapters that a rank takes: rank 0 is told where in this rank's memory they are."""
+    return TakenAdapters(loaded.program, loaded.program_name, address_of)
 
 
 def load_rank(told: dict[str, Any]) -> LoadedModel:

@@ -44,12 +44,14 @@ NOT_COMPARED = (
     "suffix_dir",
     "suffix_limit",
     "draft_model",
+    "adapter",
+    "lora_modules",
     "threads",
 )
 """Settings that may differ between ranks: names of files, which are compared by their content, and settings that rank 0
 alone uses. Threads are compared as they are in the end."""
 NOT_OF_RANKS: dict[str, Any] = {
-    **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens")),
+    **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens", "adapter", "lora_modules")),
     "speculate": "off",
     "packed_cache": False,
 }

@@ -1,27 +1,28 @@
 """The ranks of a model on one machine: processes that rank 0 starts, which share memory and end with it.
 
-Rank 0 tells each of the others over a socket of its own what to load. When a rank ends, for whatever reason, its socket
-is closed, so that rank 0 knows within milliseconds; and the others end when rank 0 closes their sockets.
+Rank 0 tells each of the others over a channel of its own what to load. When a rank ends, for whatever reason, its
+channel is closed, so that rank 0 knows within milliseconds; and the others end when rank 0 closes their channels.
 """
 
-import json
-import selectors
 import signal
-import socket
 import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
+
+from torch import Tensor
 
 from tokenmill.errors import RankLost
 from tokenmill.memory.arena import SharedMemory
 from tokenmill.parallel import processes
+from tokenmill.parallel.channel import Channel, Message
 from tokenmill.parallel.division import ALONE, Rank
-from tokenmill.process import forget_in_child
 
 MODULE = "tokenmill.loader.rank"  # which the other ranks run
+LOST = Message("lost")
 
 
 class Ranks:
@@ -34,6 +35,10 @@ class Ranks:
 
     def start(self, told: Mapping[str, Any]) -> None:
         """Start the other ranks, as rank 0, and tell them what to load; they load while this one does."""
+
+    def ask(self, name: str, facts: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
+        """Send a command to every other rank; return the answer of each. RankLost if one of them has ended."""
+        return []
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Have a function called when the ranks end, for whatever reason; at once if they have ended."""
@@ -49,16 +54,16 @@ class Ranks:
 
 
 class OtherRanks(Ranks):
-    """The other ranks as rank 0 knows them, which has started them: the processes, and a socket to each."""
+    """The other ranks as rank 0 knows them, which has started them: the processes, and a channel to each."""
 
     def __init__(self, count: int) -> None:
         super().__init__(Rank(0, count), SharedMemory(), SharedMemory())
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._sockets: list[socket.socket] = []
+        self._channels: list[Channel] = []
+        self._answers = [SimpleQueue[Message]() for _ in range(1, count)]
         self._lost, self._at_end, self._lock = "", list[Callable[[], None]](), threading.Lock()
         self._at_loss: list[Callable[[RankLost], None]] = []
         self._is_ending = False
-        forget_in_child(self)
 
     def start(self, told: Mapping[str, Any]) -> None:
         assert self.steps is not None
@@ -66,10 +71,24 @@ class OtherRanks(Ranks):
         shared = self.steps.descriptor, self.cache.descriptor
         for number in range(1, self.rank.count):
             ours, process = processes.start(MODULE, shared, subprocess.DEVNULL)
-            self._sockets.append(ours)
+            self._channels.append(channel := Channel(ours))
             self._processes.append(process)
-            send(ours, {**told, "rank": [number, self.rank.count], "shared": shared})
-        threading.Thread(target=_watch, args=(weakref.ref(self), list(self._sockets)), daemon=True).start()
+            with suppress(OSError):  # it has ended: whoever watches the channel reads that
+                channel.send("load", {**told, "rank": [number, self.rank.count], "shared": shared})
+            threading.Thread(target=_watch, args=(weakref.ref(self), number, channel), daemon=True).start()
+
+    def ask(self, name: str, facts: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
+        self.check()
+        for channel in self._channels:
+            with suppress(OSError):
+                channel.send(name, facts, tensors)
+        found = [answers.get() for answers in self._answers]
+        self.check()
+        return [message.facts for message in found]
+
+    def take(self, number: int, answer: Message) -> None:
+        """Take the answer of a rank; called by the thread that watches its channel."""
+        self._answers[number - 1].put(answer)
 
     def on_end(self, call: Callable[[], None]) -> None:
         with self._lock:
@@ -86,7 +105,7 @@ class OtherRanks(Ranks):
             raise RankLost(self._lost)
 
     def lose(self, number: int, said: str) -> None:
-        """Note that a rank has ended, and its last message; called by the thread that watches the sockets."""
+        """Note that a rank has ended, and its last message; called by the thread that watches its channel."""
         if self._is_ending:
             return  # all of them end, or this one has ended with the first
         process = self._processes[number - 1]
@@ -105,40 +124,35 @@ class OtherRanks(Ranks):
             calls = list(self._at_end)
         for call in calls:
             call()
+        for answers in self._answers:
+            answers.put(LOST)
 
     def end(self) -> None:
         self._is_ending = True
         self._fail("the ranks of this model have been ended")
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # which the thread that watches it notices
+        for each in self._channels:
             each.close()
         processes.end(self._processes)
         for memory in (self.steps, self.cache):
             if memory is not None:
                 memory.close()
 
-    def forget(self) -> None:
-        """Close a forked process's copies of the sockets, so that the ranks end with the process that started them."""
-        for each in self._sockets:
-            each.close()
 
-
-def _watch(known: "weakref.ref[OtherRanks]", sockets: list[socket.socket]) -> None:
-    """Wait until a socket is closed at its other end, and report the last message that came through it."""
-    with selectors.DefaultSelector() as selector:
-        for number, each in enumerate(sockets, start=1):
-            if each.fileno() >= 0:
-                selector.register(each, selectors.EVENT_READ, number)
-        while selector.get_map():
-            for key, _ in selector.select(1.0):
-                said = receive(key.fileobj)  # type: ignore[arg-type]
-                selector.unregister(key.fileobj)
-                if (ranks := known()) is not None:
-                    ranks.lose(key.data, "" if said is None else f"says: {said['error']}")
-                del ranks
-            if known() is None or any(each.fileno() < 0 for each in sockets):
-                return
+def _watch(known: "weakref.ref[OtherRanks]", number: int, channel: Channel) -> None:
+    """Take a rank's answers until it ends, and report its last message."""
+    said = ""
+    while not said:
+        try:
+            message = channel.receive()
+        except Exception:  # noqa: BLE001  (a connection that is broken, or was closed here, breaks in several ways)
+            break
+        if message.name == "error":
+            said = f"says: {message.facts}"
+        elif (ranks := known()) is not None:
+            ranks.take(number, message)
+            del ranks
+    if (ranks := known()) is not None:
+        ranks.lose(number, said)
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -147,18 +161,3 @@ def _how_it_ended(code: int | None) -> str:
     if code < 0:
         return f"was ended by signal {signal.Signals(-code).name}"
     return f"has ended with exit code {code}"
-
-
-def send(to: socket.socket, what: Mapping[str, Any]) -> None:
-    """Send a JSON document on one line."""
-    with suppress(BrokenPipeError, ConnectionResetError):  # the reader notices by itself
-        to.sendall(json.dumps(what).encode() + b"\n")
-
-
-def receive(source: socket.socket) -> dict[str, Any] | None:
-    """Wait for a JSON document on one line; None where the other side ends before it."""
-    text = b""
-    with suppress(OSError):
-        while not text.endswith(b"\n") and (more := source.recv(1 << 16)):
-            text += more
-    return json.loads(text) if text.endswith(b"\n") else None

@@ -39,6 +39,7 @@ class Team:
         self.on_loss: Callable[[RankLost], None] | None = None
         self._lock, self._is_lost, self._is_closed = threading.Lock(), threading.Event(), False
         self._inboxes = [SimpleQueue[Message]() for _ in meeting.channels]
+        self._apart: dict[str, list[SimpleQueue[Message]]] = {}  # see take_apart
         for index, channel in enumerate(meeting.channels):
             # The threads hold no reference to the team, so that a forgotten team is closed.
             reader = threading.Thread(target=_read, args=(weakref.ref(self), index, channel), daemon=True)
@@ -93,10 +94,14 @@ class Team:
             except OSError as error:
                 raise self.failed(error) from error
 
+    def take_apart(self, name: str) -> None:
+        """Keep messages of that name apart: another thread collects them than the one which collects the others."""
+        self._apart[name] = [SimpleQueue[Message]() for _ in self._inboxes]
+
     def collect(self, name: str) -> list[Message]:
         """Wait for a message of this name from each of the other ranks."""
         found = []
-        for inbox in self._inboxes:
+        for inbox in self._apart.get(name, self._inboxes):
             message = inbox.get()
             self.check()
             assert message.name == name, f"{message.name} came in the place of {name}"
@@ -123,8 +128,9 @@ class Team:
             self.error = RankLost(reason)
         if (group := self.group) is not None:
             group.abort()
-        for inbox in self._inboxes:
-            inbox.put(LOST)
+        for inboxes in (self._inboxes, *self._apart.values()):
+            for inbox in inboxes:
+                inbox.put(LOST)
         self._is_lost.set()
         if self.on_loss is not None:
             self.on_loss(self.error)
@@ -149,7 +155,7 @@ class Team:
             self._is_lost.wait(NOTICE_S)
             self.report(index, "it is cut off from the others")
         else:
-            self._inboxes[index].put(message)
+            self._apart.get(message.name, self._inboxes)[index].put(message)
 
     def close(self) -> None:
         """End the other ranks, and wait for processes that were started here."""

@@ -4,9 +4,9 @@ are computed with it. Other rows, and modules that no adapter changes, are left 
 The product of an adapter is summed in float32, and added before the result is rounded to the model's dtype, as in PEFT.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,15 +14,29 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tokenmill.cache.step import Step
+from tokenmill.errors import ConfigError
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.experts import MoE
 from tokenmill.program.compiled.micro_batches import MicroBatched
+from tokenmill.program.divided import undivided
 from tokenmill.program.eager import Eager
 from tokenmill.quant.matrix import Matrix, product
 from tokenmill.weights.adapters.adapter import Adapter, Change, EmbeddingChange
 
 Rows = Tensor | slice
 """The rows of a module's input that are computed with one adapter."""
+
+
+class Prepared(NamedTuple):
+    """A change with its tensors on the device. columns: of the module's outputs, which are changed. chosen: the rows of
+    the change that these are, of which a rank may have a part. The products of all rows are computed in every rank,
+    so that they have the bits of one process.
+    """
+
+    change: Change
+    tensors: Mapping[str, Tensor]
+    columns: Rows
+    chosen: Rows
 
 
 class AdaptedModules:
@@ -39,6 +53,7 @@ class AdaptedModules:
     def add(self, adapter: Adapter) -> None:
         """Hook the modules that an adapter changes, where no earlier adapter did."""
         norms = _norms_of(adapter)
+        self._check_norms(adapter.name, norms)
         hooks = {path: self._on_matrix(path) for path in adapter.changes} | {
             path: self._on_norm(path) for path in norms
         }
@@ -48,12 +63,21 @@ class AdaptedModules:
             self._hooked.add(path)
             self._module(path).register_forward_hook(hooks[path], prepend=True)
         device, held = self._decoder.embedding.weight.device, adapter.prepared.setdefault("eager", {})
-        for changes in adapter.changes.values():
-            held.update({change: _wide(change, device) for change in changes})
+        for path, changes in adapter.changes.items():
+            own_rows = getattr(self._module(path), "own_rows", None)
+            held.update({change: _prepared(change, own_rows, device) for change in changes})
         for path, own in norms.items():
             held[path] = {kind: tensor.to(device) for kind, tensor in own.items()}
         if adapter.embedding is not None:
             held[adapter.embedding] = _of_embedding(adapter.embedding, device)
+
+    def _check_norms(self, name: str, norms: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Raise ConfigError for a norm of which each rank has a part, with its heads."""
+        for path, own in norms.items():
+            module = self._module(path)
+            if any(module.get_parameter(kind).shape != tensor.shape for kind, tensor in own.items()):
+                allowed = f"none that changes {path}, of which each rank has a part: merge it (tokenmill merge)"
+                raise ConfigError("adapter", name, allowed)
 
     def _module(self, path: str) -> nn.Module:
         decoder = self._decoder
@@ -61,7 +85,7 @@ class AdaptedModules:
             with torch.device("meta"):
                 decoder.head = Matrix(decoder.config.hidden_size, decoder.config.vocab_size, bias=False)
             decoder.head.weight = decoder.embedding.weight
-        return decoder.get_submodule(path)
+        return undivided(decoder.get_submodule(path))
 
     def _begin(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Note which rows of the step are computed with which adapter."""
@@ -98,7 +122,7 @@ class AdaptedModules:
             out_RF = out_RF.clone()  # inference may hand out what another module keeps
             for adapter, rows in concerned:
                 for change in adapter.changes[path]:
-                    _apply(module, inputs[0], out_RF, rows, change, adapter.prepared["eager"][change])
+                    _apply(module, inputs[0], out_RF, rows, adapter.prepared["eager"][change])
             return out_RF
 
         return hook
@@ -150,6 +174,17 @@ def _norms_of(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
     return found
 
 
+def _prepared(change: Change, own_rows: Sequence[range] | None, device: torch.device) -> Prepared:
+    """Prepare a change. own_rows: see Matrix."""
+    end = change.first + change.count
+    if own_rows is None:
+        return Prepared(change, _wide(change, device), slice(change.first, end), slice(None))
+    rows = [row for each in own_rows for row in each]
+    columns = [column for column, row in enumerate(rows) if change.first <= row < end]
+    chosen = [rows[column] - change.first for column in columns]
+    return Prepared(change, _wide(change, device), *(torch.tensor(each, device=device) for each in (columns, chosen)))
+
+
 def _wide(change: Change, device: torch.device) -> dict[str, Tensor]:
     """Make the tensors of a change on the device of the model: in float32, but for a whole matrix."""
     names = ("a_RI", "b_OR", "factors_O", "bias_O")
@@ -172,28 +207,28 @@ def _rows(rows: list[int], count: int, device: torch.device) -> Rows:
     return slice(None) if len(rows) == count else torch.tensor(rows, device=device)
 
 
-def _apply(
-    module: nn.Module, x_RI: Tensor, out_RF: Tensor, rows: Rows, change: Change, wide: dict[str, Tensor]
-) -> None:
+def _apply(module: nn.Module, x_RI: Tensor, out_RF: Tensor, rows: Rows, prepared: Prepared) -> None:
     """Change the products of some rows, in place."""
-    columns = slice(change.first, change.first + change.count)
+    change, wide, columns, chosen = prepared
+    if isinstance(columns, Tensor) and not len(columns):
+        return
     own: Any = getattr(module, "bias", None)
     bias_O = None if own is None else own[columns].float()
     if "whole_OI" in wide:
-        found_RO = product(x_RI[rows], wide["whole_OI"].to(x_RI.dtype)).float()
+        found_RO = product(x_RI[rows], wide["whole_OI"].to(x_RI.dtype))[:, chosen].float()
         found_RO = found_RO if bias_O is None else found_RO + bias_O
     else:
         found_RO = out_RF[rows][:, columns].float()
     if "a_RI" in wide:
-        product_RR = product(x_RI[rows].float(), wide["a_RI"])
+        added_RO = change.scale * product(product(x_RI[rows].float(), wide["a_RI"]), wide["b_OR"])[:, chosen]
         if "factors_O" not in wide:
-            found_RO = found_RO + change.scale * product(product_RR, wide["b_OR"])
+            found_RO = found_RO + added_RO
         else:  # DoRA: the bias stands outside
             plain_RO = found_RO if bias_O is None else found_RO - bias_O
-            found_RO = wide["factors_O"] * (plain_RO + change.scale * product(product_RR, wide["b_OR"]))
+            found_RO = wide["factors_O"][chosen] * (plain_RO + added_RO)
             found_RO = found_RO if bias_O is None else found_RO + bias_O
     if "bias_O" in wide:
-        found_RO = found_RO + wide["bias_O"]
+        found_RO = found_RO + wide["bias_O"][chosen]
     changed_RF = out_RF[rows]
     changed_RF[:, columns] = found_RO.to(out_RF.dtype)
     out_RF[rows] = changed_RF

@@ -33,23 +33,23 @@ from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memor
 class Gathered(nn.Module):
     """A matrix, x → all of its outputs, of which this rank computes its share of the rows."""
 
-    def __init__(self, matrix: nn.Module, sizes: Sequence[int], group: Group) -> None:
+    def __init__(self, module: nn.Module, sizes: Sequence[int], group: Group) -> None:
         super().__init__()
-        self.matrix, self._sizes, self._group = matrix, sizes, group
+        self.module, self._sizes, self._group = module, sizes, group
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self._group.gather(self.matrix(x_TD), self._sizes)
+        return self._group.gather(self.module(x_TD), self._sizes)
 
 
 class Picked(nn.Module):
     """A matrix, x → some of its outputs: the rows beside them are computed too, so that all have the same bits."""
 
-    def __init__(self, matrix: nn.Module, picked: Sequence[range]) -> None:
+    def __init__(self, module: nn.Module, picked: Sequence[range]) -> None:
         super().__init__()
-        self.matrix, self._picked = matrix, picked
+        self.module, self._picked = module, picked
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        out_TF = self.matrix(x_TD)
+        out_TF = self.module(x_TD)
         return torch.cat([out_TF[:, each.start : each.stop] for each in self._picked], dim=-1)
 
 
@@ -79,24 +79,34 @@ class DividedEmbedding(nn.Module):
     def __init__(self, weight: Tensor, rows: range, group: Group) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self._rows, self._group = rows, group
+        self.rows, self._group = rows, group
 
     def forward(self, token_ids_T: Tensor) -> Tensor:
-        own_T = token_ids_T - self._rows.start
-        is_own_T = (own_T >= 0) & (own_T < len(self._rows))
-        found_TD = self.weight[own_T.clamp(0, len(self._rows) - 1)]
+        own_T = token_ids_T - self.rows.start
+        is_own_T = (own_T >= 0) & (own_T < len(self.rows))
+        found_TD = self.weight[own_T.clamp(0, len(self.rows) - 1)]
         return self._group.merge(torch.where(is_own_T[:, None], found_TD, 0).contiguous())
 
 
 class TiedHead(nn.Module):
-    """The rows of the embedding as rows of the head."""
+    """The rows of the embedding as rows of the head. own_rows: see Matrix."""
+
+    bias = None
 
     def __init__(self, embedding: DividedEmbedding) -> None:
         super().__init__()
         self.weight = embedding.weight  # the same parameter
+        self.own_rows = [embedding.rows]
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return product(x_RD, self.weight)
+
+
+def undivided(module: nn.Module) -> nn.Module:
+    """Find the module itself in what exchanges its inputs or outputs."""
+    while isinstance(module, Gathered | Picked | OfAllHeads):
+        module = module.module
+    return module
 
 
 class Share(NamedTuple):
@@ -202,6 +212,7 @@ class _Divider:
         with torch.device("meta"):
             part = make_matrix(self._source.scheme, _inputs(matrix), sum(map(len, rows)), has_bias)
         part.eval().requires_grad_(False)
+        part.own_rows = rows
         if has_bias:
             bias = self._source.tensor(f"{join(layer, role)}.bias")
             kept = torch.cat([bias[each.start : each.stop] for each in rows])

@@ -15,12 +15,16 @@ from tokenmill.cache.pool import ROWS, LayerStates, Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import RankLost
+from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import DecoderDescription
 from tokenmill.parallel.channel import Message
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.team import Team
+from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts, Output, Program
+from tokenmill.program.handed import COMMAND, NUMBER, HandedAdapters, TakenAdapters
 from tokenmill.program.mixer_shares import Cut, cache_of_rank, share_of
+from tokenmill.weights.adapters.adapter import Adapter
 
 
 class RankedProgram(Program):
@@ -28,6 +32,8 @@ class RankedProgram(Program):
 
     def __init__(self, program: Program, team: Team) -> None:
         self._program, self._team = program, team
+        self._handed = HandedAdapters(self._ask)
+        team.take_apart(COMMAND)  # adapters are loaded beside steps
         self.num_weight_bytes, self.num_matrix_bytes = program.num_weight_bytes, program.num_matrix_bytes
 
     @property
@@ -42,6 +48,19 @@ class RankedProgram(Program):
             return self._program.run(step)
         except Exception as error:
             raise self._team.failed(error) from error
+
+    @property
+    def decoder(self) -> Decoder:
+        """The modules of rank 0's share."""
+        assert isinstance(self._program, Eager), "the only program with such ranks"
+        return self._program.decoder
+
+    def hand_on(self, adapter: Adapter | None) -> None:
+        self._handed.hand_on(adapter)
+
+    def _ask(self, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[Any]:
+        self._team.tell(COMMAND, facts, [tensors] * (self._team.size - 1))
+        return [message.facts for message in self._team.collect(COMMAND)]
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
         self._team.on_loss = call
@@ -64,18 +83,26 @@ def _told(step: Step) -> dict[str, Any]:
         "token_ids": step.token_ids_T.tolist() if step.fed_R is not None else list(step.token_ids),
         "positions": list(step.positions),
         "slots": list(step.slots),
-        "spans": [[*span[:4], span.num_logits, list(span.blocks), span.state, list(span.saves)] for span in step.spans],
+        "spans": [
+            [*span[:4], span.num_logits, list(span.blocks), span.state, list(span.saves), _number(span.adapter)]
+            for span in step.spans
+        ],
         "rows": None if step.rows is None else list(step.rows),
         "num_rows": step.num_rows,
     }
 
 
-def _step(told: Mapping[str, Any], pool: Pool, device: torch.device) -> Step:
+def _number(adapter: Adapter | None) -> int | None:
+    return None if adapter is None else adapter.prepared[NUMBER]
+
+
+def _step(told: Mapping[str, Any], pool: Pool, device: torch.device, adapters: TakenAdapters) -> Step:
     size, spans = pool.spec.block_size, []
-    for first, count, start, base, num_logits, blocks, state, saves in told["spans"]:
+    for first, count, start, base, num_logits, blocks, state, saves, number in told["spans"]:
         end = start + count
         slots_L = pool.slots_of(blocks[: -(-end // size)], end) if base is None else None
-        spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, tuple(map(tuple, saves))))
+        saved, adapter = tuple(map(tuple, saves)), adapters.find(number)
+        spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, saved, adapter))
     ints = told["token_ids"], told["positions"], told["slots"]
     return Step(*ints, spans, told["rows"], told["num_rows"], device)
 
@@ -152,13 +179,15 @@ class RankedPool(Pool):
 
 def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
     """Carry out the commands of rank 0 for ever: the process ends with it."""
-    pool = parts.pool
+    pool, adapters = parts.pool, TakenAdapters(program, parts.config.program, lambda adapter: None)
     device = parts.weights.device
     while True:
         name, facts, tensors = follower.next()
         try:
             if name == "run":
-                program.run(_step(facts, pool, device))
+                program.run(_step(facts, pool, device, adapters))
+            elif name == COMMAND:
+                follower.send(COMMAND, adapters.take(facts, tensors))
             elif name == "copy":
                 pool.copy_block(*facts)
             else:

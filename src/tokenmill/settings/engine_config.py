@@ -141,7 +141,6 @@ class EngineConfig:
         has_suffix = self.speculate in ("auto", "suffix", "adaptive")
         reads = f"auto or off, because speculation by {self.speculate!r} reads every token"
         shares = self.prefix_cache and self.cache
-        alone = self.tensor_parallel > 1 and "none: several ranks compute no adapters (tokenmill merge writes a model)"
         max_threads = max(16, 4 * (cores := os.cpu_count() or 1))
         # Every running sequence must be able to move by one token in every step. The setting that was given is blamed.
         is_crowded = self.max_step_tokens < self.max_sequences
@@ -153,8 +152,6 @@ class EngineConfig:
             "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
             "async_scheduling": self.async_scheduling == "on" and self.speculates and reads,
             "draft_model": self._draft_model_wanted,
-            "adapter": self.adapter is not None and alone,
-            "lora_modules": self.lora_modules is not None and alone,
             "suffix_dir": self.suffix_dir is not None and not has_suffix and f"none, {proposer}",
             "speculate": self.speculates and not self.cache and "off, because cache is off and guesses need one",
             "max_sequences": is_crowded and is_default and f"at most max_step_tokens, which is {self.max_step_tokens}",

@@ -1,7 +1,8 @@
 """Adapters as program native computes with them: factors laid out for its kernels, found by the number of a matrix.
 
 A row of A is padded to a multiple of 64 inputs. B lies in tiles of 16 rows, unit by unit of its matrix, so that a
-thread reads the B of a unit in one stream. A change is divided where a part of a merged matrix ends: units do, too.
+thread reads the B of a unit in one stream. A change is divided where a part of a merged matrix ends: units do, too. Of
+several ranks each has all of A, and the rows of B that belong to its units.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from tokenmill.kernels.native_structs import TmAdapter, TmChange, TmNorm
 from tokenmill.model.parameters import join
+from tokenmill.parallel.division import Rank
 from tokenmill.program.native.layouts import TILE
 from tokenmill.program.native.op_list import LINEAR
 from tokenmill.program.native.ops import Ops
@@ -29,8 +31,10 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Scheme o
 class NativeAdapter:
     """An adapter in C's form. address: of its TmAdapter. This object keeps alive what that points to."""
 
-    def __init__(self, adapter: Adapter, ops: Ops, linears: dict[str, tuple[int, Linear]], num_matrices: int) -> None:
-        self._held = list[Any]()
+    def __init__(
+        self, adapter: Adapter, ops: Ops, linears: dict[str, tuple[int, Linear]], num_matrices: int, rank: Rank
+    ) -> None:
+        self._held, self._rank = list[Any](), rank
         changes, firsts, self._max_lowered = list[TmChange](), [0], 0
         paths = {number: path for path, (number, _) in linears.items()}
         for number in range(num_matrices):
@@ -46,6 +50,11 @@ class NativeAdapter:
         self._set_norms(adapter, ops)
         self.address = ctypes.addressof(self._struct)
 
+    def note_ranks(self, addresses: list[int]) -> None:
+        """Note where the other ranks have this adapter."""
+        own = (ctypes.c_int64 * self._rank.count)(self.address, *addresses)
+        self._struct.in_ranks = ctypes.addressof(self._keep(own))
+
     def _keep(self, held: Any) -> Any:
         self._held.append(held)
         return held
@@ -58,11 +67,14 @@ class NativeAdapter:
         at = 0
         for change in changes:
             if change.whole_OI is not None:
-                type_ = TYPES[change.whole_OI.dtype]
-                own = TmChange(first=change.first, count=change.count, rank=change.count, at=at, unit=1, type=type_)
-                own.a, own.bias = self._tensor(_padded(change.whole_OI)), self._tensor(change.bias_O)
-                at += change.count
-                yield own
+                for first, last in _pieces(linear, change, self._rank):
+                    rows, count = slice(first - change.first, last - change.first), last - first
+                    type_ = TYPES[change.whole_OI.dtype]
+                    own = TmChange(first=first, count=count, rank=count, at=at, unit=1, type=type_)
+                    own.a = self._tensor(_padded(change.whole_OI[rows]))
+                    own.bias = None if change.bias_O is None else self._tensor(change.bias_O[rows])
+                    at += count
+                    yield own
                 continue
             yield from self._low_rank(linear, change, at)
             at += 0 if change.a_RI is None else len(change.a_RI)
@@ -71,7 +83,7 @@ class NativeAdapter:
     def _low_rank(self, linear: Linear, change: Change, at: int) -> Iterator[TmChange]:
         a = change.a_RI
         a_address = None if a is None else self._tensor(_padded(a))
-        for first, last in _pieces(linear, change):
+        for first, last in _pieces(linear, change, self._rank):
             rows = slice(first - change.first, last - change.first)
             begin = _unit_begin(linear, first)
             own = TmChange(first=begin, count=last - begin, at=at, unit=linear.count, scale=change.scale)
@@ -108,12 +120,16 @@ def _padded(a_RI: Tensor) -> Tensor:
     return F.pad(a_RI, (0, -a_RI.shape[1] % PAD))
 
 
-def _pieces(linear: Linear, change: Change) -> Iterator[tuple[int, int]]:
-    """Yield the rows of a change that lie in one part of the matrix each; gates and the others are parts, too."""
+def _pieces(linear: Linear, change: Change, rank: Rank) -> Iterator[tuple[int, int]]:
+    """Yield the rows of a change in the units of a rank, those that lie in one part of the matrix each; gates and the
+    others are parts, too.
+    """
     end = change.first + change.count
-    for first, last in pairwise([0, *accumulate(linear.parts)]):
-        if max(first, change.first) < min(last, end):
-            yield max(first, change.first), min(last, end)
+    for own in linear.own_rows(rank):
+        for begin, stop in pairwise([0, *accumulate(linear.parts)]):
+            first, last = max(begin, change.first, own.start), min(stop, end, own.stop)
+            if first < last:
+                yield first, last
 
 
 def _unit_begin(linear: Linear, row: int) -> int:
@@ -139,4 +155,10 @@ def prepare(program: Native, adapter: Adapter) -> None:
             linears[join(*matrix)] = by_op[place] + expert, linear
     missing = [path for path in adapter.changes if path not in linears]
     assert not missing, f"every matrix is a linear: {missing}"
-    adapter.prepared["native"] = NativeAdapter(adapter, program.ops, linears, number)
+    adapter.prepared["native"] = NativeAdapter(adapter, program.ops, linears, number, program.rank)
+
+
+def address_of(adapter: Adapter) -> int:
+    """Find where an adapter that is laid out lies in the memory of this process."""
+    address: int = adapter.prepared["native"].address
+    return address

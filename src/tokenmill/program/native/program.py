@@ -9,6 +9,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.process import forget_in_child
 from tokenmill.program.forward import ModelParts, Output, Program
+from tokenmill.program.handed import COMMAND, HandedAdapters
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.lent import LentOps
 from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.program.parts import Opened
+from tokenmill.weights.adapters.adapter import Adapter
 from tokenmill.weights.source import WeightSource
 
 WHY_BYTES = 500
@@ -38,7 +41,9 @@ def _free(model: int, ranks: Ranks) -> None:
 
 
 class Native(Program):
-    """ops: the operations of the model, whose array the library reads."""
+    """ops: the operations of the model, whose array the library reads. rank: the process, one of those that share the
+    memory of steps.
+    """
 
     build = ""
     """A build of the library in kernels.native_library.BUILDS; "" stands for the best build of this processor."""
@@ -47,6 +52,7 @@ class Native(Program):
         source, pool, opened, config = parts.weights, parts.pool, parts.own, parts.config
         assert isinstance(opened, Opened), "every load opens them"
         packed, self._ranks, rank = opened.packed, opened.ranks, opened.ranks.rank
+        self.rank, self._handed = rank, HandedAdapters(partial(self._ranks.ask, COMMAND))
         shape, description = source.model, describe(source.model)
         self._pool, self._vocab_size = pool, shape.vocab_size
         if packed is None:
@@ -178,6 +184,11 @@ class Native(Program):
             self._ranks.check()
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
+
+    def hand_on(self, adapter: Adapter | None) -> None:
+        addresses = self._handed.hand_on(adapter) if self.rank.count > 1 else []
+        if adapter is not None and addresses:
+            adapter.prepared["native"].note_ranks(addresses)
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
         self._ranks.on_loss(call)
