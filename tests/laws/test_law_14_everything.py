@@ -510,7 +510,8 @@ def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path)
 
 
 COMPILED = {"program": "compiled", "compile": "dynamic", "compile_phases": "both", "compile_backend": "eager"}
-WITH_ADAPTERS = PROGRAMS | {"compiled": COMPILED}
+IN_RANKS = {f"{name}, two ranks": PROGRAMS[name] | {"tensor_parallel": 2} for name in ("native", "eager")}
+WITH_ADAPTERS = PROGRAMS | {"compiled": COMPILED} | IN_RANKS
 
 
 @pytest.mark.parametrize(
@@ -525,6 +526,7 @@ WITH_ADAPTERS = PROGRAMS | {"compiled": COMPILED}
             ("gemma3_text", "eager, async"),
             ("mixtral", "eager, drafts"),
             ("llama", "compiled"),
+            *(("llama", name) for name in IN_RANKS),
         ],
     ),
 )

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 
+from tests.parallel.adapters_refused import refuse_adapters
 from tokenmill.loader import eager_rank, ranks
 from tokenmill.parallel.rendezvous import meet_starter
 
@@ -21,6 +22,7 @@ if how == "has no weights":
         raise CheckpointError("the disk of this rank is gone")
 
     WeightSource.matrix = refuse
+refuse_adapters(how)
 facts_of = ranks.facts_of
 ranks.facts_of = lambda *given: {**facts_of(*given), **({how: "another"} if "'s " in how else {})}
 eager_rank.main(int(sys.argv[1]))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.native_structs import layout
 
-ABI = 28
+ABI = 29
 LANES = 16  # of its vectors
 X86 = ("amx", "avx512", "avx512_vnni", "avx512_core", "avx2_vnni", "avx2", "portable")
 BUILDS = ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else X86

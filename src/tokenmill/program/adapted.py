@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tokenmill.cache.step import Step
-from tokenmill.errors import ConfigError
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.experts import MoE
 from tokenmill.program.compiled.micro_batches import MicroBatched
@@ -53,7 +52,6 @@ class AdaptedModules:
     def add(self, adapter: Adapter) -> None:
         """Hook the modules that an adapter changes, where no earlier adapter did."""
         norms = _norms_of(adapter)
-        self._check_norms(adapter.name, norms)
         hooks = {path: self._on_matrix(path) for path in adapter.changes} | {
             path: self._on_norm(path) for path in norms
         }
@@ -67,17 +65,10 @@ class AdaptedModules:
             own_rows = getattr(self._module(path), "own_rows", None)
             held.update({change: _prepared(change, own_rows, device) for change in changes})
         for path, own in norms.items():
-            held[path] = {kind: tensor.to(device) for kind, tensor in own.items()}
+            own_rows = getattr(self._module(path), "own_rows", None)
+            held[path] = {kind: _of_rank(tensor, own_rows).to(device) for kind, tensor in own.items()}
         if adapter.embedding is not None:
             held[adapter.embedding] = _of_embedding(adapter.embedding, device)
-
-    def _check_norms(self, name: str, norms: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Raise ConfigError for a norm of which each rank has a part, with its heads."""
-        for path, own in norms.items():
-            module = self._module(path)
-            if any(module.get_parameter(kind).shape != tensor.shape for kind, tensor in own.items()):
-                allowed = f"none that changes {path}, of which each rank has a part: merge it (tokenmill merge)"
-                raise ConfigError("adapter", name, allowed)
 
     def _module(self, path: str) -> nn.Module:
         decoder = self._decoder
@@ -163,6 +154,11 @@ class AdaptedModules:
                 x_RD = torch.where(at_RN.any(1)[:, None], held["rows_ND"][at_RN.int().argmax(1)], x_RD)
             out_TD[rows] = x_RD
         return out_TD
+
+
+def _of_rank(tensor: Tensor, own_rows: Sequence[range] | None) -> Tensor:
+    """Pick the rows of a norm's tensor that go with the heads of this rank."""
+    return tensor if own_rows is None else torch.cat([tensor[each.start : each.stop] for each in own_rows])
 
 
 def _norms_of(adapter: Adapter) -> dict[str, dict[str, Tensor]]:

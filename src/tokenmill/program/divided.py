@@ -258,8 +258,10 @@ class _Divider:
 
 
 def _keep(module: nn.Module, name: str, ranges: list[range]) -> None:
-    """Keep some rows of a parameter; name: its path within the module."""
+    """Keep some rows of a parameter, and note them in its module; name: its path within the module."""
     path, _, last = name.rpartition(".")
+    owner: Any = module.get_submodule(path)
+    owner.own_rows = ranges
     whole = module.get_parameter(name)
     kept = torch.cat([whole[each.start : each.stop] for each in ranges])
-    setattr(module.get_submodule(path), last, nn.Parameter(kept, requires_grad=False))
+    setattr(owner, last, nn.Parameter(kept, requires_grad=False))

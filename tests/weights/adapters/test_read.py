@@ -281,11 +281,6 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused(engine, adapter):
     engine.unload_adapter("bin")
 
 
-def test_ranks_compute_none_and_say_so(models, adapter):
-    with pytest.raises(ConfigError, match="several ranks compute no adapters"):
-        load(save("llama", models), adapter=str(adapter), tensor_parallel=2)
-
-
 @pytest.mark.parametrize("given", ["a", "a=", "=b", "a=b,a=c"])
 def test_modules_that_are_no_pairs_are_refused(given, models):
     with pytest.raises(ConfigError, match="lora_modules"):
