@@ -80,10 +80,12 @@ class Threads:
         """
         names = adapters or [None] * len(prompts)
         with torch_threads(1):
-            return at_once([
-                lambda runner=runner, own=own: self._run(runner, prompts, step, [own[name] for name in names])
-                for runner, own in zip(self.runners, self._adapters, strict=True)
-            ])
+            return at_once(
+                [
+                    lambda runner=runner, own=own: self._run(runner, prompts, step, [own[name] for name in names])
+                    for runner, own in zip(self.runners, self._adapters, strict=True)
+                ]
+            )
 
     def _run(self, runner, prompts, step, adapters):
         size, length = self.resolved.config.block_size, max(map(len, prompts))

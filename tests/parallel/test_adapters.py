@@ -204,9 +204,7 @@ def test_a_rank_that_cannot_take_an_adapter_leaves_all_as_before(program, models
             engine.load_adapter("b", folders["b"])
         assert [*engine.adapters] == ["a"]
         engine.load_adapter("c", folders["c"])
-        assert {
-            name: engine.generate(PROMPTS[0], adapter=name, **GREEDY).tokens for name in (None, "a", "c")
-        } == texts
+        assert {name: engine.generate(PROMPTS[0], adapter=name, **GREEDY).tokens for name in (None, "a", "c")} == texts
 
 
 @needs_native

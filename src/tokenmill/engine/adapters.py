@@ -9,6 +9,7 @@ import torch
 
 from tokenmill.errors import CapacityError, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.program.handed import HandsOn
 from tokenmill.registry import ADAPTED, lookup
 from tokenmill.value_reader import brief, path_of
 from tokenmill.weights.adapters.adapter import Adapter
@@ -57,9 +58,8 @@ class Adapters:
         with self._lock:  # the whole of it, or two that load at once would both find a place
             self._check_place(name, replace)
             adapter = self._read(name, path)
-            program = self._loaded.program
-            lookup(ADAPTED, self._loaded.program_name, "program")(program, adapter)
-            program.hand_on(adapter)
+            lookup(ADAPTED, self._loaded.program_name, "program")(self._loaded.program, adapter)
+            self._tell_ranks(adapter)
             self._by_name[name] = adapter
         return adapter
 
@@ -88,7 +88,11 @@ class Adapters:
             raise RequestError(f"adapter {brief(name)} stays: {OF_ALL}", "adapter")
         with self._lock:
             self._by_name.pop(name, None)
-            self._loaded.program.hand_on(None)
+            self._tell_ranks(None)
+
+    def _tell_ranks(self, adapter: Adapter | None) -> None:
+        if isinstance(self._loaded.program, HandsOn):
+            self._loaded.program.hand_on(adapter)
 
     def find(self, name: str | None) -> Adapter | None:
         """Find the adapter of that name; for None the one of every text, if any. RequestError for other names."""

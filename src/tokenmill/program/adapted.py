@@ -17,7 +17,7 @@ from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.experts import MoE
 from tokenmill.program.compiled.micro_batches import MicroBatched
-from tokenmill.program.divided import undivided
+from tokenmill.program.divided import OWN_ROWS, undivided
 from tokenmill.program.eager import Eager
 from tokenmill.quant.matrix import Matrix, product
 from tokenmill.weights.adapters.adapter import Adapter, Change, EmbeddingChange
@@ -26,7 +26,7 @@ Rows = Tensor | slice
 """The rows of a module's input that are computed with one adapter."""
 
 
-class Prepared(NamedTuple):
+class PreparedChange(NamedTuple):
     """A change with its tensors on the device. columns: of the module's outputs, which are changed. chosen: the rows of
     the change that these are, of which a rank may have a part. The products of all rows are computed in every rank,
     so that they have the bits of one process.
@@ -62,10 +62,10 @@ class AdaptedModules:
             self._module(path).register_forward_hook(hooks[path], prepend=True)
         device, held = self._decoder.embedding.weight.device, adapter.prepared.setdefault("eager", {})
         for path, changes in adapter.changes.items():
-            own_rows = getattr(self._module(path), "own_rows", None)
+            own_rows = getattr(self._module(path), OWN_ROWS, None)
             held.update({change: _prepared(change, own_rows, device) for change in changes})
         for path, own in norms.items():
-            own_rows = getattr(self._module(path), "own_rows", None)
+            own_rows = getattr(self._module(path), OWN_ROWS, None)
             held[path] = {kind: _of_rank(tensor, own_rows).to(device) for kind, tensor in own.items()}
         if adapter.embedding is not None:
             held[adapter.embedding] = _of_embedding(adapter.embedding, device)
@@ -170,15 +170,17 @@ def _norms_of(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def _prepared(change: Change, own_rows: Sequence[range] | None, device: torch.device) -> Prepared:
-    """Prepare a change. own_rows: see Matrix."""
+def _prepared(change: Change, own_rows: Sequence[range] | None, device: torch.device) -> PreparedChange:
+    """Prepare a change. own_rows: the rows of the matrix that are here; None for all."""
     end = change.first + change.count
     if own_rows is None:
-        return Prepared(change, _wide(change, device), slice(change.first, end), slice(None))
+        return PreparedChange(change, _wide(change, device), slice(change.first, end), slice(None))
     rows = [row for each in own_rows for row in each]
     columns = [column for column, row in enumerate(rows) if change.first <= row < end]
     chosen = [rows[column] - change.first for column in columns]
-    return Prepared(change, _wide(change, device), *(torch.tensor(each, device=device) for each in (columns, chosen)))
+    return PreparedChange(
+        change, _wide(change, device), *(torch.tensor(each, device=device) for each in (columns, chosen))
+    )
 
 
 def _wide(change: Change, device: torch.device) -> dict[str, Tensor]:
@@ -203,7 +205,7 @@ def _rows(rows: list[int], count: int, device: torch.device) -> Rows:
     return slice(None) if len(rows) == count else torch.tensor(rows, device=device)
 
 
-def _apply(module: nn.Module, x_RI: Tensor, out_RF: Tensor, rows: Rows, prepared: Prepared) -> None:
+def _apply(module: nn.Module, x_RI: Tensor, out_RF: Tensor, rows: Rows, prepared: PreparedChange) -> None:
     """Change the products of some rows, in place."""
     change, wide, columns, chosen = prepared
     if isinstance(columns, Tensor) and not len(columns):

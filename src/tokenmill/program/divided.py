@@ -29,6 +29,9 @@ from tokenmill.quant.stored import Stored
 from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
 from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memory
 
+OWN_ROWS = "own_rows"
+"""The name by which a module has its rows among those of all ranks; one that is whole lacks it."""
+
 
 class Gathered(nn.Module):
     """A matrix, x → all of its outputs, of which this rank computes its share of the rows."""
@@ -89,14 +92,14 @@ class DividedEmbedding(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """The rows of the embedding as rows of the head. own_rows: see Matrix."""
+    """The rows of the embedding as rows of the head."""
 
     bias = None
 
     def __init__(self, embedding: DividedEmbedding) -> None:
         super().__init__()
         self.weight = embedding.weight  # the same parameter
-        self.own_rows = [embedding.rows]
+        setattr(self, OWN_ROWS, [embedding.rows])
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return product(x_RD, self.weight)
@@ -212,7 +215,7 @@ class _Divider:
         with torch.device("meta"):
             part = make_matrix(self._source.scheme, _inputs(matrix), sum(map(len, rows)), has_bias)
         part.eval().requires_grad_(False)
-        part.own_rows = rows
+        setattr(part, OWN_ROWS, rows)
         if has_bias:
             bias = self._source.tensor(f"{join(layer, role)}.bias")
             kept = torch.cat([bias[each.start : each.stop] for each in rows])
@@ -260,8 +263,8 @@ class _Divider:
 def _keep(module: nn.Module, name: str, ranges: list[range]) -> None:
     """Keep some rows of a parameter, and note them in its module; name: its path within the module."""
     path, _, last = name.rpartition(".")
-    owner: Any = module.get_submodule(path)
-    owner.own_rows = ranges
+    owner = module.get_submodule(path)
+    setattr(owner, OWN_ROWS, ranges)
     whole = module.get_parameter(name)
     kept = torch.cat([whole[each.start : each.stop] for each in ranges])
     setattr(owner, last, nn.Parameter(kept, requires_grad=False))

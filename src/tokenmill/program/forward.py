@@ -16,7 +16,6 @@ from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.decoder import Decoder
 from tokenmill.registry import PROGRAMS, lookup
 from tokenmill.settings.engine_config import ResolvedConfig
-from tokenmill.weights.adapters.adapter import Adapter
 from tokenmill.weights.source import WeightSource
 
 ONLY_NATIVE = "native: only its weights are packed"
@@ -83,11 +82,6 @@ class Program(Protocol):
         """Compute the step; the cache rows of all its tokens are written.
 
         A program that computes with torch enters inference mode itself.
-        """
-
-    def hand_on(self, adapter: Adapter | None) -> None:
-        """Have the other ranks, if there are any, take an adapter that this one has prepared, and forget the adapters
-        that it has forgotten; None: the latter alone. CheckpointError where one of them cannot take it.
         """
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:

@@ -1,4 +1,4 @@
-"""Adapters where a model is divided among ranks: rank 0 reads one and hands it to the others, which know it by a number.
+"""Adapters where a model is divided among ranks: rank 0 reads one, and hands it to the others under a number.
 
 Steps name the numbers. A rank that cannot take an adapter says why, and goes on as before; so do the others.
 """
@@ -22,6 +22,14 @@ Ask = Callable[[dict[str, Any], Tensors], list[Any]]
 
 COMMAND = "adapter"
 NUMBER = "number"  # of an adapter, in what is prepared of it
+
+
+class HandsOn:
+    """A program that may have other ranks."""
+
+    def hand_on(self, adapter: Adapter | None) -> None:
+        """Have the other ranks take an adapter that this one has prepared; see HandedAdapters."""
+        raise NotImplementedError
 
 
 class HandedAdapters:

@@ -5,6 +5,7 @@ command to the other ranks, in the same order; each carries it out on its own sh
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,17 +23,17 @@ from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.team import Team
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts, Output, Program
-from tokenmill.program.handed import COMMAND, NUMBER, HandedAdapters, TakenAdapters
+from tokenmill.program.handed import COMMAND, NUMBER, HandedAdapters, HandsOn, TakenAdapters
 from tokenmill.program.mixer_shares import Cut, cache_of_rank, share_of
 from tokenmill.weights.adapters.adapter import Adapter
 
 
-class RankedProgram(Program):
+class RankedProgram(Program, HandsOn):
     """A program that has every rank compute each step; rank 0's own program gives the logits."""
 
     def __init__(self, program: Program, team: Team) -> None:
         self._program, self._team = program, team
-        self._handed = HandedAdapters(self._ask)
+        self._handed = HandedAdapters(partial(_ask, team))
         team.take_apart(COMMAND)  # adapters are loaded beside steps
         self.num_weight_bytes, self.num_matrix_bytes = program.num_weight_bytes, program.num_matrix_bytes
 
@@ -58,10 +59,6 @@ class RankedProgram(Program):
     def hand_on(self, adapter: Adapter | None) -> None:
         self._handed.hand_on(adapter)
 
-    def _ask(self, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[Any]:
-        self._team.tell(COMMAND, facts, [tensors] * (self._team.size - 1))
-        return [message.facts for message in self._team.collect(COMMAND)]
-
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
         self._team.on_loss = call
 
@@ -75,6 +72,11 @@ class RankedProgram(Program):
     def pids(self) -> list[int]:
         """List the processes of the ranks that this rank has started."""
         return self._team.pids
+
+
+def _ask(team: Team, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[Any]:
+    team.tell(COMMAND, facts, [tensors] * (team.size - 1))
+    return [message.facts for message in team.collect(COMMAND)]
 
 
 def _told(step: Step) -> dict[str, Any]:

@@ -45,14 +45,10 @@ def product(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Te
 
 
 class Matrix(nn.Module):
-    """The module of one matrix of a model, x · weightᵀ + bias; here it stays plain, and `bias` may be None.
-
-    own_rows: the rows of the matrix that are here; None for all.
-    """
+    """The module of one matrix of a model, x · weightᵀ + bias; here it stays plain, and `bias` may be None."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    own_rows: Sequence[range] | None = None
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.process import forget_in_child
 from tokenmill.program.forward import ModelParts, Output, Program
-from tokenmill.program.handed import COMMAND, HandedAdapters
+from tokenmill.program.handed import COMMAND, HandedAdapters, HandsOn
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.lent import LentOps
 from tokenmill.program.native.ops import Ops
@@ -40,7 +40,7 @@ def _free(model: int, ranks: Ranks) -> None:
     native_library.library().tm_free(model)
 
 
-class Native(Program):
+class Native(Program, HandsOn):
     """ops: the operations of the model, whose array the library reads. rank: the process, one of those that share the
     memory of steps.
     """

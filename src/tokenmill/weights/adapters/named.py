@@ -32,6 +32,8 @@ def paths_of_settings(config: EngineConfig) -> list[Path]:
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Estimate the bytes of adapters in memory by the sizes of their files. A file that is not there counts nothing."""
+    """Estimate the bytes of adapters in the memory of all ranks, each of which has them whole, by the sizes of their
+    files. A file that is not there counts nothing.
+    """
     files = [weights_of(path) for path in paths_of_settings(config)]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return config.tensor_parallel * sum(file.stat().st_size for file in files if file.is_file())
