@@ -7,7 +7,7 @@ import pytest
 from tests.byte_model import save_byte_model
 from tests.word_model import save_chat_model
 from tokenmill.cli.serve import shares
-from tokenmill.cli.serve.several import read_idle
+from tokenmill.cli.serve.several import _planned_bytes, read_idle
 from tokenmill.cli.serve.shares import _cache_share, read_memory
 from tokenmill.errors import ConfigError
 
@@ -155,6 +155,12 @@ def test_what_is_no_time(given):
 )
 def test_the_caches_of_those_that_fit_together_share_what_is_left(weights, available, share):
     assert _cache_share(weights, available) == share
+
+
+def test_a_model_is_planned_before_a_load_as_at_the_start(setups, folder):
+    found, _ = setups(f"a={folder / 'words' / 'llama'}", f"b={folder / 'bytes'}", "--memory", "2GB")
+    planned = {name: _planned_bytes(each) for name, each in found.items()}
+    assert planned == {name: each.num_bytes for name, each in found.items()}
 
 
 def test_those_that_fit_together_stay_together(setups, folder):

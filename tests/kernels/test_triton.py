@@ -412,6 +412,8 @@ def test_kernels_are_compiled_without_the_gpu(target, tmp_path):
         made = of_targets[target]
         assert made["spills"] == 0 and made["shared"] <= SHARED[target], (name, made)
         share = 0.1 if target == "gfx942" or name.startswith("merge") else 0.7
+        if name.startswith("attend_latent"):
+            share = min(share, 0.4)  # its loop reads wide; the newest row, which it reads once, is narrow
         if name == "sum of experts" or made["bytes"] < 64:  # which load a row once, or a few numbers a thread
             continue
         assert made["wide"] >= share * made["bytes"], (name, made)

@@ -9,6 +9,7 @@ import torch
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Span, Step
 from tokenmill.model.mixers.delta_net import delta_net
+from tokenmill.model.mixers.kda import kimi_delta
 from tokenmill.model.mixers.mamba2 import mamba2
 from tokenmill.model.mixers.short_conv import short_conv
 from tokenmill.quant.schemes import find_scheme
@@ -16,7 +17,7 @@ from tokenmill.registry import MIXERS, lookup
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
 from tokenmill.program.graphs.rows import StepRows
-from tokenmill.program.graphs.states import GraphState
+from tokenmill.program.graphs.states import MIX, GraphState
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -33,6 +34,8 @@ BLOCKS = {
     "Qwen 3.5": delta_net(HIDDEN, **NARROW | {"key_dim": 128, "value_dim": 128, "num_taps": 4}),
     "OLMo Hybrid": delta_net(HIDDEN, **NARROW | {"key_dim": 96, "value_dim": 192, "max_beta": 2.0}),
     "values of 12": delta_net(HIDDEN, **NARROW),
+    "Kimi Linear": kimi_delta(HIDDEN, num_heads=2, head_dim=128, num_taps=4, eps=1e-5),
+    "Kimi Linear, heads of 12": kimi_delta(HIDDEN, num_heads=3, head_dim=12, num_taps=3, eps=1e-5),
     "Granite 4": mamba2(HIDDEN, **MAMBA),
     "Nemotron-H": mamba2(HIDDEN, **MAMBA | {"head_dim": 80, "num_groups": 2, "dt_limits": (0.001, inf)}),
     "biases, limits": mamba2(HIDDEN, **SMALL_MAMBA | {"bias": True, "conv_bias": False, "dt_limits": (0.5, 0.9)}),
@@ -41,7 +44,7 @@ BLOCKS = {
 }  # fmt: skip
 
 
-SMALL = ("LFM2", "values of 12", "biases, limits")
+SMALL = ("LFM2", "values of 12", "Kimi Linear, heads of 12", "biases, limits")
 EVERY = [*((case, torch.float32) for case in BLOCKS), *((case, dtype) for case in SMALL for dtype in [*TOLERANCE][1:])]
 
 
@@ -69,14 +72,14 @@ class Product:
         module = self.module
         made = (x.float()[:, None] * module.weight.float()).sum(-1)  # row by row in one order
         out[:, : self.num_outputs] = made if module.bias is None else made + module.bias.float()
+        return out
 
 
 def both(block, dtype):
     """The mixer and the module, without their last matrix."""
     module = module_of(block, dtype)
     mixer = GraphState(block, module)
-    names = ("inner",) if hasattr(module, "inner") else ("qkvz", "gates")
-    mixer.matrices = [Product(getattr(module, name)) for name in names]
+    mixer.chains = [[Product(getattr(module, role)) for role in chain] for chain in MIX[block.name][0]]
     module.out = torch.nn.Identity()
     return mixer, module
 

@@ -17,7 +17,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenmill.kernels.triton import attention, products, states
+from tokenmill.kernels.triton import latent as latent_kernels
 from tokenmill.model.mixers.slices import state_shape
+from tokenmill.program.graphs.latent import POSITIONS, heads_of
+from tokenmill.program.graphs.latent import WARPS as LATENT_WARPS
 from tokenmill.program.graphs.layers import positions_of, warps_of
 from tokenmill.program.graphs.matrices import INPUTS, OUTPUTS, STAGES, WARPS, inputs_of
 from tokenmill.program.graphs.spec import SPLIT
@@ -55,9 +58,10 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
     """Describe a compilation of the product: its kernel, the types of its pointers, its constants, its options."""
     constants = {
         "NORM": False, "CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": False, "TWO_PASSES": False,
-        "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False, "ADDS": False, "CHOSEN": 0, "SEVERAL": False,
-        "READS_PAIRS": False, "CLAMPED": False, "BITS": 0, "PAIRED": False, "FACTORED": False, "HAS_MINIMUMS": False,
-        "T": dtype, "OUT": dtype, "OUTPUTS": OUTPUTS, "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
+        "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False, "ADDS": False, "CHOSEN": 0, "BY_HEADS": False,
+        "SEVERAL": False, "READS_PAIRS": False, "CLAMPED": False, "BITS": 0, "PAIRED": False, "FACTORED": False,
+        "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype, "OUTPUTS": OUTPUTS,
+        "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
     } | how  # fmt: skip
     weights = "u8" if constants["BITS"] else dtype
     pointers = dict.fromkeys(("x", "norm_weight", "norm_bias", "bias"), dtype) | {
@@ -99,6 +103,31 @@ def attention_of(dtype: str, heads: tuple[int, int, int], splits: int, **how: An
     ]
 
 
+def latent_of(dtype: str, heads: int, widths: tuple[int, int, int], splits: int, **how: Any) -> list[Any]:
+    """Describe compilations of latent attention and of its merge. widths: latent, plain and rotated."""
+    latent, plain, end = widths
+    group = heads_of(heads)
+    shared = {
+        "NUM_SPLITS": splits, "SPLIT": SPLIT, "HEADS": max(16, triton.next_power_of_2(group)), "WINDOW": 0,
+        "WIDTH": triton.next_power_of_2(latent), "T": dtype,
+    }  # fmt: skip
+    own = {
+        "GROUP": group, "LATENT_DIM": latent, "PLAIN_DIM": plain, "END_DIM": end, "ROPE_DIM": end, "BLOCK": 32,
+        "UNIT_OFFSET": False, "POSITIONS": POSITIONS, "END_WIDTH": triton.next_power_of_2(end), "INT8": False,
+    }  # fmt: skip
+    of_merge = {"NUM_HEADS": heads, "NUM_KV_HEADS": heads // group, "HEAD_DIM": latent, "SINKS": False}
+    pointers = dict.fromkeys(("q_latent", "q", "row", "rows", "cos", "sin", "norm_weight", "out", "sinks"), dtype)
+    pointers |= dict.fromkeys(("scales", "max_scores", "exp_sums", "value_sums"), "fp32")
+    pointers |= dict.fromkeys(("tables", "positions"), "i64") | ({"rows": "i8"} if how.get("INT8") else {})
+    return [
+        (kernel, {name: kind for name, kind in pointers.items() if name in kernel.arg_names}, constants, options)
+        for kernel, constants, options in (
+            (latent_kernels.attend_latent, shared | own | how, {"num_warps": LATENT_WARPS}),
+            (attention.merge, shared | of_merge, {}),
+        )
+    ]
+
+
 def convolution(dtype: str, channels: int, taps: int, **how: Any) -> tuple[Any, ...]:
     """Describe a compilation of a convolution, of channels whose taps are of that type."""
     floats = dict.fromkeys(("x", "gates", "states"), "fp32")
@@ -107,14 +136,16 @@ def convolution(dtype: str, channels: int, taps: int, **how: Any) -> tuple[Any, 
     return states.convolve, pointers, constants | {"TILE": CHANNELS} | how, {}
 
 
-def recurrence(dtype: str, heads: tuple[int, int], key_dim: int, value_dim: int, delta: bool) -> tuple[Any, ...]:
-    """Describe a compilation of a recurrence. heads: of values and of keys."""
+def recurrence(
+    dtype: str, heads: tuple[int, int], key_dim: int, value_dim: int, delta: bool, each: bool = False
+) -> tuple[Any, ...]:
+    """Describe a compilation of a recurrence. heads: of values and of keys. each: numbers of a key have decays."""
     names = ("row_query", "row_key", "row_value", "row_decay", "row_strength", "states")
     pointers = dict.fromkeys(names, "fp32") | dict.fromkeys(("a_log", "dt_bias", "skip"), dtype) | {"slots": "i64"}
     columns = state_shape(heads[0], key_dim, value_dim)[-1]
     constants = {
-        "DELTA": delta, "HEADS": heads[0], "KEY_HEADS": heads[1], "KEY_DIM": key_dim, "VALUE_DIM": value_dim,
-        "COLUMNS": columns, "KEYS": triton.next_power_of_2(key_dim),
+        "DELTA": delta, "EACH_DECAYS": each, "HEADS": heads[0], "KEY_HEADS": heads[1], "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim, "COLUMNS": columns, "KEYS": triton.next_power_of_2(key_dim),
         "TILE": min(COLUMNS, triton.next_power_of_2(columns)),
     }  # fmt: skip
     return states.recur, pointers, constants, {}
@@ -146,6 +177,8 @@ CASES: dict[str, Any] = {
     ),
     "experts in several ways": product("bf16", NORM=True, CHOSEN=8, SEVERAL=True, BITS=6, FACTORED=True),
     "down of experts": product("bf16", CHOSEN=8, READS_PAIRS=True, OUT="fp32"),
+    "keys of heads": product("bf16", BY_HEADS=True),
+    "keys of heads, 8 bits": product("bf16", BY_HEADS=True, BITS=8),
     "head, 6 bits": product("bf16", NORM=True, BITS=6, FACTORED=True, OUT="fp32"),
 }
 for at, (kernel, *rest) in enumerate(
@@ -160,6 +193,9 @@ for at, (kernel, *rest) in enumerate(
         *attention_of("fp16", (16, 16, 64), 1, INT8=True, Q_NORM=2, K_NORM=2),
         *attention_of("bf16", (40, 8, 128), 4, Q_NORM=2, K_NORM=2),
         *attention_of("bf16", (32, 8, 64), 4, Q_NORM=1, K_NORM=1, OWN=True, CENTRED=True, NORM_BIAS=True),
+        *latent_of("bf16", 128, (512, 128, 64), 8),
+        *latent_of("fp16", 20, (512, 192, 64), 1, INT8=True),
+        *latent_of("bf16", 40, (256, 64, 32), 4),
     ]
 ):
     CASES[f"{kernel.__name__} {at // 2}"] = (kernel, *rest)
@@ -178,6 +214,7 @@ CASES |= {
     "state of Qwen 3.5": recurrence("bf16", (32, 16), 128, 128, True),
     "state of keys of 96": recurrence("bf16", (30, 30), 96, 192, True),
     "state of keys of 256": recurrence("fp32", (32, 16), 256, 256, True),
+    "state of Kimi Linear": recurrence("bf16", (32, 32), 128, 128, True, each=True),
     "state of Granite 4": recurrence("bf16", (48, 1), 128, 64, False),
     "state of heads of 80": recurrence("bf16", (128, 8), 128, 80, False),
     "gates of heads": gate("bf16", 128),

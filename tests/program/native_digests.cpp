@@ -2,6 +2,7 @@
 // same bits print the same lines, also on another machine or by another compiler. Numbers come from integers of a generator that
 // the standard defines to the bit. "exact": products whose sums are integers, so that rounding has no part in them. "libm": what
 // the C library's functions decide, which may be another one elsewhere.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -163,17 +164,18 @@ static void single_rows(const Kernels& kernels) {
   }
 }
 
-static void attention(const Kernels& kernels, int format, int head_dim) {
-  Digest digest(kernels, "attend:" + std::to_string(format) + ":" + std::to_string(head_dim));
+static void attention(const Kernels& kernels, int format, int head_dim, int value_dim) {
+  Digest digest(kernels, "attend:" + std::to_string(format) + ":" + std::to_string(head_dim) + (value_dim == head_dim ? "" : ":" + std::to_string(value_dim)));
   const size_t length = 77, heads = 2, rows = 5, width = (size_t)(head_dim + 15) / 16 * 16;
-  const size_t bytes = (size_t)(head_dim * format_bytes(format));
-  std::vector<uint8_t> k(length * heads * bytes), v(k);
+  const size_t value_width = (size_t)(value_dim + 15) / 16 * 16, size = (size_t)format_bytes(format);
+  std::vector<uint8_t> k(length * heads * head_dim * size), v(length * heads * value_dim * size);
   std::vector<float> k_scales(length * heads), v_scales(k_scales);
   for (size_t at = 0; at < length * heads; at++)
     for (bool is_k : {true, false}) {
-      std::vector<float> x = numbers<float>(width, 2);
-      std::fill(x.begin() + head_dim, x.end(), 0.0f);
-      kernels.store_kv(x.data(), head_dim, format, &(is_k ? k : v)[at * bytes], &(is_k ? k_scales : v_scales)[at]);
+      const int dim = is_k ? head_dim : value_dim;
+      std::vector<float> x = numbers<float>(is_k ? width : value_width, 2);
+      std::fill(x.begin() + dim, x.end(), 0.0f);
+      kernels.store_kv(x.data(), dim, format, &(is_k ? k : v)[at * dim * size], &(is_k ? k_scales : v_scales)[at]);
     }
   digest.add(k), digest.add(v), digest.add(k_scales), digest.add(v_scales);
   std::vector<float> q = numbers<float>(rows * heads * width, 2);
@@ -183,17 +185,17 @@ static void attention(const Kernels& kernels, int format, int head_dim) {
     for (size_t d = 0; d < width; d++) q[r * width + d] = d < (size_t)head_dim ? q[r * width + d] : 0;
   }
   std::vector<int64_t> first{0, 3, 0, 40, 0}, last{77, 77, 20, 60, 76};
-  std::vector<uint8_t> scratch((size_t)attention_scratch_bytes(head_dim, (int)(rows * heads)));
-  std::vector<float> best(rows * heads), total(best), values(rows * heads * width);
+  std::vector<uint8_t> scratch((size_t)attention_scratch_bytes(std::max(head_dim, value_dim), (int)(rows * heads)));
+  std::vector<float> best(rows * heads), total(best), values(rows * heads * value_width);
   AttentionJob job{};
   job.k = k.data(), job.v = v.data(), job.k_scales = k_scales.data(), job.v_scales = v_scales.data();
-  job.cache_format = format, job.head_dim = job.value_dim = head_dim, job.num_heads = job.num_kv_heads = (int)heads;
+  job.cache_format = format, job.head_dim = head_dim, job.value_dim = value_dim, job.num_heads = job.num_kv_heads = (int)heads;
   job.end = length, job.scale = 0.3f, job.num_rows = rows, job.q = q_at.data();
   job.visible_begin = first.data(), job.visible_end = last.data();
   job.max_score = best.data(), job.exp_sum = total.data(), job.value_sum = values.data(), job.scratch = scratch.data();
   kernels.attend(job);
   digest.add(best), digest.add(total), digest.add(values);
-  kernels.merge(&best[0], &total[0], &values[0], best[3], total[3], &values[3 * width], (int)width);
+  kernels.merge(&best[0], &total[0], &values[0], best[3], total[3], &values[3 * value_width], (int)value_width);
   digest.add(best), digest.add(total), digest.add(values);
 }
 
@@ -277,7 +279,8 @@ int main() {
     for (int kind : {SILU, GELU, GELU_TANH, RELU, RELU2, SWIGLU, SIGMOID}) activations(*kernels, kind, "activate:");
     activations(*kernels, XIELU, "libm:activate:");
     for (int format = 0; format < NUM_FORMATS; format++)
-      for (int head_dim : {20, 64, 80}) attention(*kernels, format, head_dim);
+      for (int head_dim : {20, 64, 80})
+        for (int value_dim : {head_dim, 36}) attention(*kernels, format, head_dim, value_dim);
     for (int bits : {4, 8})
       for (int kind : {GRID_MINIMUM, GRID_ZERO_POINT, GRID_SYMMETRIC}) grids(*kernels, bits, kind);
     for (bool delta : {false, true})

@@ -48,6 +48,9 @@ FAMILIES = (
     "stablelm-parallel",
     "phi-departures",
     "cohere-departures",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "youtu-departures",
 )
 
 
@@ -66,7 +69,7 @@ def test_it_says_what_the_modules_say(family, models, engine_of):
 
 def test_a_cache_of_8_bits(models, engine_of):
     """Prompts are written by the modules, and the rows of each step by the kernel, as the modules round them."""
-    for family in ("llama", "gemma2"):
+    for family in ("llama", "gemma2", "deepseek_v3"):
         path = save(family, models)
         ours = engine_of(path, **SETTINGS, block_size=8, cache_format="int8")
         theirs = load(path, **SETTINGS | {"program": "eager"}, cache_format="int8")
@@ -81,6 +84,8 @@ BITS = {
     "cache of 8 bits": ("llama", {"dtype": "bfloat16", "cache_format": "int8"}),
     "LayerNorm, side by side": ("gpt_neox", {"dtype": "bfloat16"}),
     "norms over all heads, and behind": ("olmo2", {"dtype": "float32"}),
+    "latent rows": ("youtu", {"dtype": "bfloat16"}),
+    "latent rows of 8 bits, codes": ("youtu", {"dtype": "float16", "cache_format": "int8", "scheme": "q4"}),
 }
 
 
@@ -181,10 +186,9 @@ def test_sessions_fork_and_go_on(llama, engine_of, tmp_path):
 
 REFUSED = {
     "falcon_h1": "does not compute several mixers",
-    "kimi_linear": "does not compute kda",
     "nemotron_h-departures": "experts between two matrices",
     "olmo": "norm without a weight",
-    "deepseek_v3": "does not compute latent",
+    "mistral4": "attention temperature by position",
     "llama4_text": "attention temperature by position",
     "laguna": "does not compute gated_attention",
     "mimo_v2_flash": "does not compute values of another width than keys",

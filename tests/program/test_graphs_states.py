@@ -24,7 +24,8 @@ HYBRIDS = ("lfm2", "qwen3_5_text", "nemotron_h-dense")
 FAMILIES = (
     *HYBRIDS,
     *("lfm2_moe", "lfm2-departures", "qwen3_5_text-departures", "qwen3_next", "nemotron_h", "bamba"),
-    *("granitemoehybrid-mamba", "granitemoehybrid-departures", "mamba2-departures"),
+    *("granitemoehybrid-mamba", "granitemoehybrid-departures", "mamba2-departures", "kimi_linear"),
+    "kimi_linear-departures",
 )
 
 

@@ -1,4 +1,4 @@
-"""Each kernel has the same bits in all builds that this processor runs: all schemes, 1 to 21 tokens, attention."""
+"""Each kernel has the same bits in all builds that run here: schemes, 1 to 21 tokens, attention of unequal widths."""
 
 import hatch_build
 import pytest

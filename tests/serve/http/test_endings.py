@@ -162,7 +162,7 @@ def test_a_stream_that_is_spoilt_ends_with_an_error(chat_model, spoil, status):
 
 
 def test_a_step_that_hangs_does_not_keep_the_process(chat_model, monkeypatch):
-    monkeypatch.setattr("tokenmill.serve.start.server.GRACE_S", 0)
+    monkeypatch.setattr("tokenmill.serve.loop.driver.Driver.is_hung", property(lambda _: True))
     monkeypatch.setattr("tokenmill.serve.http.draining.GRACE_S", 0)
     with served(chat_model, drain_s=0.0) as server:
         gate, got, events = Gate(server.driver.core), [], []

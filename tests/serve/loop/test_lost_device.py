@@ -93,7 +93,7 @@ def test_every_job_of_a_server_ends(program, where, chat_model, lose):
     errors = asyncio.run(asyncio.wait_for(three(), 60))
     assert [str(error) for error in errors] == ["the engine has failed: AcceleratorError"] * 3
     assert {type(error) for error in errors} == {EngineDied} and driver.has_failed
-    assert driver.stop(60)
+    assert driver.stop()
 
 
 def test_streams_over_http_end_with_an_error_and_the_server_ends(chat_model, lose):

@@ -43,11 +43,17 @@ class Fake:
 
     engine = SimpleNamespace(adapters={})
 
-    def __init__(self, hosted, on_failure):
-        self.name, self.on_failure = hosted.name, on_failure
+    def __init__(self, made, hosted, on_failure):
+        self.name, self.on_failure, self.made = hosted.name, on_failure, made
+        self.driver = SimpleNamespace(is_hung=False)
+        self.service = SimpleNamespace(model=SimpleNamespace(adapters=()))
 
     def begin_to_end(self):
         pass
+
+    def end(self, is_hung):
+        self.made.happened.append(f"{self.name}-")
+        return True
 
 
 def stage(room=2, keep_alive_s=60.0, max_waiting=4, load_s=0.0, refuses=(), num_keys=1, **sizes):
@@ -74,13 +80,9 @@ def stage(room=2, keep_alive_s=60.0, max_waiting=4, load_s=0.0, refuses=(), num_
             raise refuses[one.name]
         clock.now_s += load_s
         made.happened.append(f"{one.name}+")
-        return Fake(one, on_failure)
+        return Fake(made, one, on_failure)
 
-    def unload(give_up):
-        made.happened.append(f"{give_up().name}-")
-        return True
-
-    made.residents = Residents(hosted, room, load, unload, None, num_keys, clock)
+    made.residents = Residents(hosted, room, lambda setup: setup.num_bytes, load, lambda: None, None, num_keys, clock)
     return made
 
 

@@ -9,30 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.peft_adapters import save_adapter
-from tests.serve.conftest import SETTINGS
-from tests.serve.models.conftest import loaded, several
+from tests.serve.models.conftest import PROMPTS, loaded, several
 from tests.tiny_encoders import save_encoder
-from tokenmill import load
 from tokenmill.serve.ollama.names import keep_alive_s
-
-PROMPTS = ["w3 w14 w15 w9 w2 w6", "w1 w2", "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39"]
 
 
 @pytest.fixture(scope="module")
 def server(paths):
     with several(paths, room=2) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def wanted(paths):
-    """What each model says to each prompt, by an engine that has nothing else to do."""
-    found = {}
-    for name, path in paths.items():
-        with load(path, **SETTINGS, speculate="off") as quiet:
-            found |= {(name, each): quiet.generate(each, max_new_tokens=6).text for each in PROMPTS}
-    assert len(set(found.values())) >= 6
-    return found
 
 
 def complete(server, name, prompt, **more):
@@ -254,7 +239,7 @@ def test_sessions_are_of_one_model(paths, tmp_path):
 
 def test_adapters_come_back_with_their_model(paths, tmp_path):
     save_adapter("llama", tmp_path / "first")
-    with several(paths, room=1, options={"lora_folder": tmp_path}) as server:
+    with several(paths, room=1.5, options={"lora_folder": tmp_path}) as server:
         body = {"model": "words", "lora_name": "mine", "lora_path": "first"}
         assert server.http.post("/v1/load_lora_adapter", json=body).status_code == 200
         text = text_of(complete(server, "mine", PROMPTS[0]))
@@ -303,6 +288,8 @@ def test_an_encoder_stands_beside_decoders(paths, tmp_path):
             ("/v1/messages", {"messages": hi, "max_tokens": 2}),
             ("/v1/responses", {"input": "w1"}),
             ("/completion", {"prompt": [1, 2]}),
+            ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+            ("/v1/completions", {"prompt": "a", "suffix": "b"}),
             ("/api/chat", {"messages": hi}),
             ("/api/generate", {"prompt": "w1"}),
         ):
@@ -417,7 +404,7 @@ def test_adapters_that_were_replaced_or_unloaded_stay_so(paths, tmp_path):
         save_adapter("llama", tmp_path / name, seed=seed)
     given = {"lora_modules": f"a={tmp_path / 'first'},b={tmp_path / 'second'}", "max_loras": 4}
     twins = {"words": paths["words"], "twin": paths["words"]}
-    with several(twins, room=1, options={"lora_folder": tmp_path}) as server:
+    with several(twins, room=1.5, options={"lora_folder": tmp_path}) as server:
         words = server.residents.all[0]
         object.__setattr__(words.setup, "engine", replace(words.setup.engine, **given))
         first = text_of(complete(server, "a", PROMPTS[0]))

@@ -18,7 +18,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.units import size
-from tokenmill.weights.adapters.named import named_adapters
+from tokenmill.weights.adapters.named import adapter_bytes, named_adapters
 
 if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.serve.models.hosted import Hosted, ModelSetup
@@ -70,11 +70,28 @@ def _check_adapters(setups: Sequence["ModelSetup"]) -> None:
                 raise ConfigError("lora_modules", name, f"another name than that of {owner} or of its adapter")
 
 
-def residents_of(setups: Sequence["ModelSetup"], room: int, num_keys: int, quiet: bool) -> "Residents":
+def _planned_bytes(setup: "ModelSetup") -> int:
+    """Count the memory of a model as its files are now, with the adapters of its settings."""
+    from tokenmill.hub.names import locate
+    from tokenmill.loader.load_model import resolve_checkpoint
+    from tokenmill.measure.cost import cost_of
+    from tokenmill.weights.checkpoint import open_checkpoint
+
+    resolved = resolve_checkpoint(open_checkpoint(locate(setup.engine.model)), setup.engine)
+    return cost_of(resolved).total_bytes + adapter_bytes(setup.engine)
+
+
+def residents_of(
+    setups: Sequence["ModelSetup"],
+    room: int,
+    num_keys: int,
+    quiet: bool,
+    plan: Callable[["ModelSetup"], int] = _planned_bytes,
+) -> "Residents":
     """Make what loads and unloads these models, whose engines share a thread, so that their steps take turns."""
     from tokenmill.engine.thread import EngineThread
     from tokenmill.serve.models.hosted import Hosted
-    from tokenmill.serve.models.loading import served_of, unload
+    from tokenmill.serve.models.loading import give_memory_back, served_of
     from tokenmill.serve.models.residents import Residents
 
     gc.freeze()  # modules live on: no collection looks at them when a model is unloaded
@@ -84,7 +101,8 @@ def residents_of(setups: Sequence["ModelSetup"], room: int, num_keys: int, quiet
         engine = load_engine(hosted.setup.engine, Silent(), thread=thread)
         return served_of(hosted, engine, on_failure)
 
-    return Residents([Hosted(each) for each in setups], room, load, unload, None if quiet else remark, num_keys)
+    hosted, tell = [Hosted(each) for each in setups], None if quiet else remark
+    return Residents(hosted, room, plan, load, give_memory_back, tell, num_keys)
 
 
 def _check_several(context: Context) -> None:
@@ -127,5 +145,5 @@ def serve_several(
     server = ModelsServer(residents, taken, replace(options, name=setups[0].name), None if quiet else remark)
     if not quiet:
         remark(greeting(residents, address.url, size(room)))
-    with live_view(is_watched, lambda: [each.served for each in residents.all if each.served is not None]):
+    with live_view(is_watched, lambda: [there for each in residents.all if (there := each.served) is not None]):
         return server.serve_to_end()

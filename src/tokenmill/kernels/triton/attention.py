@@ -67,15 +67,21 @@ def mean_square(x, COUNT: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
-def in_codes(row, INTERPRETED: tl.constexpr):
-    """Round a row [1, H] to 8 bits with the bits of cache.formats.int8_layer: the codes as floats, and the scale.
+def largest_of(row):
+    """Find the largest size in a row [1, H]."""
+    return tl.max(tl.abs(row.to(tl.float32)), 1)[:, None]
+
+
+@triton.jit
+def in_codes(row, largest, INTERPRETED: tl.constexpr):
+    """Round numbers of a row whose largest size is known to 8 bits, with the bits of cache.formats.int8_layer: the
+    codes as floats, and the scale.
 
     Rows may not depend on who wrote them, so divisions are torch's: 127 / max is 1 / max times 127, and a GPU divides
     by 127 as it multiplies by 1 / 127. The size of a product is taken before it is rounded to an integer, half to even:
     a product that is added to at once would not be rounded in between.
     """
     values = row.to(tl.float32)
-    largest = tl.max(tl.abs(values), 1)[:, None]
     inverse = tl.where(largest > 0, tl.div_rn(1.0, tl.where(largest > 0, largest, 1.0)) * 127.0, 0.0)
     size = (tl.abs(values * inverse) + 8388608.0) - 8388608.0
     size = tl.where(size <= 127.0, size, 0.0)  # of NaN, which no integer is
@@ -106,8 +112,8 @@ def newest(
     new_v = rounded(tl.load(at, mask=(h < HEAD_DIM)[None, :], other=0.0).to(tl.float32), T, INTERPRETED)
     k_stored, v_stored, k_scale, v_scale = new_k, new_v, 0.0, 0.0
     if INT8:
-        k_stored, k_scale = in_codes(new_k, INTERPRETED)
-        v_stored, v_scale = in_codes(new_v, INTERPRETED)
+        k_stored, k_scale = in_codes(new_k, largest_of(new_k), INTERPRETED)
+        v_stored, v_scale = in_codes(new_v, largest_of(new_v), INTERPRETED)
         new_k, new_v = rounded(k_stored * k_scale, T, INTERPRETED), rounded(v_stored * v_scale, T, INTERPRETED)
         k_stored, v_stored = k_stored.to(tl.int8), v_stored.to(tl.int8)
     return new_k, new_v, k_stored, v_stored, k_scale, v_scale
@@ -127,6 +133,19 @@ def store_row(
     if INT8:
         tl.store(k_scales + place, k_scale)
         tl.store(v_scales + place, v_scale)
+
+
+@triton.jit
+def weighed(scores, seen, max_score, exp_sum):
+    """Take the scores of further positions: the new maxima and sums of exponentials, the factors of what was summed up
+    before, and the exponentials.
+    """
+    scores = tl.where(seen[None, :], scores, -float("inf"))
+    highest = tl.maximum(max_score, tl.max(scores, 1))
+    # Until a position is seen, both maxima are minus infinity, and their difference would be NaN.
+    known = tl.where(highest == -float("inf"), 0.0, highest)
+    kept, weights = tl.exp(max_score - known), tl.exp(scores - known[:, None])
+    return highest, exp_sum * kept + tl.sum(weights, 1), kept, weights
 
 
 @triton.jit
@@ -159,14 +178,8 @@ def read_split(
         scores = multiplied(q, tl.trans(k), tl.zeros((HEADS, POSITIONS), tl.float32), T, INTERPRETED) * scale
         if CAPPED:
             scores = tanh(scores / softcap) * softcap
-        scores = tl.where(seen[None, :], scores, -float("inf"))
-        highest = tl.maximum(max_score, tl.max(scores, 1))
-        # Until a position is seen, both maxima are minus infinity, and their difference would be NaN.
-        known = tl.where(highest == -float("inf"), 0.0, highest)
-        kept, weights = tl.exp(max_score - known), tl.exp(scores - known[:, None])
-        exp_sum = exp_sum * kept + tl.sum(weights, 1)
+        max_score, exp_sum, kept, weights = weighed(scores, seen, max_score, exp_sum)
         value_sum = multiplied(rounded(weights, T, INTERPRETED), v, value_sum * kept[:, None], T, INTERPRETED)
-        max_score = highest
     return max_score, exp_sum, value_sum
 
 
@@ -184,6 +197,20 @@ def store_attended(
         exp_sum, value_sum = exp_sum * kept + tl.exp(sink - highest), value_sum * kept[:, None]
     to = out + b * out_stride + (kv * GROUP + g)[:, None] * HEAD_DIM + h[None, :]
     tl.store(to, rounded(value_sum / exp_sum[:, None], T, INTERPRETED), mask=seen)
+
+
+@triton.jit
+def store_part(
+    max_scores, exp_sums, value_sums, max_score, exp_sum, value_sum, heads, split, g, h,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Keep what one split gave, for `merge`. heads: which heads of which sequence, counted through."""
+    part, wanted = (heads * NUM_SPLITS + split).to(tl.int64) * GROUP + g, g < GROUP
+    tl.store(max_scores + part, max_score, mask=wanted)
+    tl.store(exp_sums + part, exp_sum, mask=wanted)
+    tl.store(
+        value_sums + part[:, None] * HEAD_DIM + h[None, :], value_sum, mask=wanted[:, None] & (h < HEAD_DIM)[None, :]
+    )
 
 
 @triton.jit
@@ -240,11 +267,10 @@ def attend(
             out, sinks, max_score, exp_sum, value_sum, b, kv, g, h, out_stride, group, HEAD_DIM, SINKS, T, INTERPRETED
         )
     else:
-        part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * group + g
-        tl.store(max_scores + part, max_score, mask=g < group)
-        tl.store(exp_sums + part, exp_sum, mask=g < group)
-        wanted = (g < group)[:, None] & (h < HEAD_DIM)[None, :]
-        tl.store(value_sums + part[:, None] * HEAD_DIM + h[None, :], value_sum, mask=wanted)
+        store_part(
+            max_scores, exp_sums, value_sums, max_score, exp_sum, value_sum, b * NUM_KV_HEADS + kv, split, g, h,
+            group, HEAD_DIM, NUM_SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -179,13 +179,14 @@ def summed(
 @triton.jit(do_not_specialize=["num_rows"])  # code for one row alone could have another order of sums
 def product(
     x, norm_weight, norm_bias, numbers, scales, minimums, bias, out, chosen, places,
-    num_rows, num_inputs, num_outputs, x_stride, out_stride, numbers_stride, scales_stride, bias_stride,
-    eps, multiplier, up_multiplier, added_multiplier, alpha, limit,
-    CHOSEN: tl.constexpr, SEVERAL: tl.constexpr, READS_PAIRS: tl.constexpr, CLAMPED: tl.constexpr,
-    NORM: tl.constexpr, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-    TWO_PASSES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    BITS: tl.constexpr, PAIRED: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
-    T: tl.constexpr, OUT: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, INTERPRETED: tl.constexpr,
+    num_rows, num_inputs, num_outputs, x_stride, out_stride, x_head_stride, out_head_stride, numbers_stride,
+    scales_stride, bias_stride, eps, multiplier, up_multiplier, added_multiplier, alpha, limit,
+    CHOSEN: tl.constexpr, BY_HEADS: tl.constexpr, SEVERAL: tl.constexpr, READS_PAIRS: tl.constexpr,
+    CLAMPED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, BITS: tl.constexpr, PAIRED: tl.constexpr,
+    FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr, OUT: tl.constexpr, OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Compute out = after(matrix · norm(x)): [num_rows, num_outputs].
 
@@ -197,6 +198,8 @@ def product(
     share. The experts' matrices lie one behind the other, and a program computes one row with one of its experts. `out`
     has a row for each pair of a row and an expert. So has x if READS_PAIRS; else x has a row for each token. SEVERAL:
     only some of the experts lie there, each in its place of `places`; -1 stands for one that another launch computes.
+    BY_HEADS: each head has a matrix, which lie as the experts' do, and multiplies its own part of a row, which begins
+    x_head_stride numbers behind the part of the head before.
     """
     lane = tl.arange(0, ROWS)
     m = tl.program_id(1) * ROWS + lane
@@ -204,7 +207,12 @@ def product(
     if CHOSEN > 0:
         m, there = tl.program_id(1) + 0 * lane, (lane == 0)[:, None]
         from_ = m if READS_PAIRS else m // CHOSEN
-        expert = tl.load(chosen + tl.program_id(1)).to(tl.int64)
+    if (CHOSEN > 0) | BY_HEADS:
+        if BY_HEADS:
+            expert = tl.program_id(2).to(tl.int64)
+            x, out = x + expert * x_head_stride, out + expert * out_head_stride
+        else:
+            expert = tl.load(chosen + tl.program_id(1)).to(tl.int64)
         if SEVERAL:
             bias, expert = bias + expert * bias_stride, tl.load(places + expert).to(tl.int64)
             if expert < 0:  # it is stored in another way, and another launch computes it

@@ -76,16 +76,17 @@ def unit(x, eps):
 def recur(
     row_query, row_key, row_value, row_decay, row_strength, a_log, dt_bias, skip, states, slots,
     stride, eps, scale, max_strength, min_step, max_step,
-    DELTA: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
+    DELTA: tl.constexpr, EACH_DECAYS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Take one token of each row into the states of its heads, and read them: the result takes the value's place.
 
         S <- decay · S;  S <- S + key ⊗ change;  out = queryᵀ S
 
     DELTA: change = (value - keyᵀ S) · strength, and queries and keys are brought to length 1; otherwise change = step ·
-    value, and skip · value is added to the output. row_*: columns of one tensor of products, [B, ·]. states: [slots,
-    HEADS, VALUE_DIM / COLUMNS, KEY_DIM, COLUMNS]. A program has TILE columns of a head, all in one slice.
+    value, and skip · value is added to the output. EACH_DECAYS: each number of a key has a decay of its own. row_*:
+    columns of one tensor of products, [B, ·]. states: [slots, HEADS, VALUE_DIM / COLUMNS, KEY_DIM, COLUMNS]. A program
+    has TILE columns of a head, all in one slice.
     """
     b, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     tiles: tl.constexpr = (COLUMNS + TILE - 1) // TILE
@@ -96,14 +97,19 @@ def recur(
     key = tl.load(row_key + of_key, mask=is_key, other=0.0)
     value_at = row_value + b * stride + head * VALUE_DIM + of_slice * COLUMNS + c
     value = tl.load(value_at, mask=is_column, other=0.0)
-    step = softplus(tl.load(row_decay + b * stride + head) + tl.load(dt_bias + head).to(tl.float32))
+    if EACH_DECAYS:
+        of_decay, is_decay = head * KEY_DIM + k, is_key
+    else:
+        of_decay, is_decay = head + tl.arange(0, 1), tl.arange(0, 1) == 0
+    given = tl.load(row_decay + b * stride + of_decay, mask=is_decay, other=0.0)
+    step = softplus(given + tl.load(dt_bias + of_decay, mask=is_decay, other=0.0).to(tl.float32))
     if not DELTA:
         step = tl.where(step < min_step, min_step, tl.where(step > max_step, max_step, step))
     decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
     first, filled = tl.load(slots + 2 * b), tl.load(slots + 2 * b + 1)
     at = ((head * (VALUE_DIM // COLUMNS) + of_slice) * KEY_DIM + k)[:, None] * COLUMNS + c[None, :]
     there, size = is_key[:, None] & is_column[None, :], HEADS * KEY_DIM * VALUE_DIM
-    state = tl.load(states + first * size + at, mask=there & (first >= 0), other=0.0) * decay
+    state = tl.load(states + first * size + at, mask=there & (first >= 0), other=0.0) * decay[:, None]
     if DELTA:
         query, key = unit(query, eps) * scale, unit(key, eps)
         strength = sigmoid(tl.load(row_strength + b * stride + head)) * max_strength

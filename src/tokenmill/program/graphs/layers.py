@@ -12,8 +12,10 @@ from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import LayerDescription, MlpBlock
 from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu, sigmoid
 from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.rope import RotaryTable
+from tokenmill.program.graphs.latent import GraphLatent
 from tokenmill.program.graphs.matrices import (
     NO_NORM,
     TRITON,
@@ -164,9 +166,11 @@ class GraphLayer:
         norms = (NormOf.of(description.norms.get(name), getattr(module, name)) for name in names)
         self.before, self.after, self.mlp_before, self.mlp_after = norms
         self.mlp_before = self.before if description.shared_norm else self.mlp_before
-        self.mixer: GraphAttention | GraphState | None = None
+        self.mixer: GraphAttention | GraphLatent | GraphState | None = None
         if isinstance(block, AttentionBlock):
             self.mixer = GraphAttention(block, module.attention, table, block_size)
+        elif isinstance(block, LatentBlock):
+            self.mixer = GraphLatent(block, module.latent, table, block_size)
         elif description.mixes:
             self.mixer = GraphState(block, getattr(module, block.name))
         make = GraphExperts if isinstance(description.mlp, ExpertsBlock) else GraphMlp

@@ -139,8 +139,8 @@ class Experts(NamedTuple):
 
 
 class GraphMatrix:
-    """One matrix, or the matrices of all experts. x is [B, K] of the model's dtype; a product is written to rows of
-    `out`, or added to them.
+    """One matrix, or the matrices of all experts or heads. x is [B, K] of the model's dtype; a product is written to
+    rows of `out`, or added to them.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class GraphMatrix:
 
     @classmethod
     def of_experts(cls, modules: Sequence[Matrix], multipliers: Sequence[float], gated: bool) -> "GraphMatrix":
-        """Make it of the modules of experts. The tensors of those that are stored alike become parts of one."""
+        """Make it of the modules of experts or heads. Tensors of modules that are stored alike become parts of one."""
         stored, rows = [_stored(module) for module in modules], list[MatrixRows]()
         kinds = [_kinds(parts) for parts in stored]
         for kind in dict.fromkeys(kinds):
@@ -186,26 +186,30 @@ class GraphMatrix:
         clamps: Clamps | None = None,
         experts: Experts | None = None,
     ) -> Tensor:
-        """Compute out = activation(matrix · norm(x)). adds: the result is multiplied by this and added to `out`."""
+        """Compute out = activation(matrix · norm(x)). adds: the result is multiplied by this and added to `out`.
+
+        Of x [B, N, K] each head's part of a row is multiplied with the head's matrix, and `out` is [B, N, F].
+        """
+        heads = x.shape[1] if x.dim() > 2 else 0
         gated = self.gated and not self.splits_gates
         pairs = 0 if experts is None else experts.chosen_BC.numel()
         for part in self.parts:
             rows = part.num_rows
             count = rows // 2 if gated else rows
             multiplier = self.multipliers[self.splits_gates and 2 * part.first >= self.num_outputs]
-            to = out[:, part.first :] if part.first else out
-            grid = (triton.cdiv(count, OUTPUTS), pairs or triton.cdiv(len(x), ROWS.value))
+            to = out[..., part.first :] if part.first else out
+            grid = (triton.cdiv(count, OUTPUTS), pairs or triton.cdiv(len(x), ROWS.value), max(heads, 1))
             bias = None if self.bias is None else self.bias[part.first :]
             product[grid](
                 x, norm.weight if norm else x, norm.bias if norm and norm.bias is not None else x, part.numbers,
                 part.scales,
                 part.scales if part.minimums is None else part.minimums, x if bias is None else bias, to,
                 x if experts is None else experts.chosen_BC, x if part.places is None else part.places,
-                len(x), x.shape[1], count, x.stride(0), to.stride(0), rows * part.numbers.shape[1],
-                rows * part.scales.shape[1], self.num_outputs if bias is not None else 0,
+                len(x), x.shape[-1], count, x.stride(0), to.stride(0), x.stride(1), to.stride(1),
+                rows * part.numbers.shape[1], rows * part.scales.shape[1], self.num_outputs if bias is not None else 0,
                 norm.eps if norm else 0.0, multiplier, self.multipliers[1], 1.0 if adds is None else adds,
                 *(clamps or (1.0, 1.0)), CHOSEN=0 if experts is None else experts.chosen_BC.shape[1],
-                SEVERAL=part.places is not None,
+                BY_HEADS=heads > 0, SEVERAL=part.places is not None,
                 READS_PAIRS=experts is not None and experts.reads_pairs, CLAMPED=clamps is not None,
                 NORM=norm is not None, **(NO_NORM if norm is None else norm.kind),
                 TWO_PASSES=norm is not None and (norm.centred or x.dtype == torch.float16), GATED=gated,

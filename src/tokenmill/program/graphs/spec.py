@@ -10,6 +10,7 @@ from tokenmill.kernels.devices import compute_capability, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.features import features_of, states_of
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.program.torch_specs import EagerSpec
 from tokenmill.quant.schemes import GROUP, Scheme
@@ -26,7 +27,7 @@ SERVED = frozenset({
     "sigmoid scores of experts", "correction of a router's scores", "groups of experts", "scaled weights of experts",
     "bias on a router", "biases within a mixture of experts", "norm over all heads of q and k",
     "parallel attention and MLP", "one norm for attention and MLP", "learned positions",
-    "LayerNorm of q and k", "norms of q and k with weights for each head",
+    "LayerNorm of q and k", "norms of q and k with weights for each head", "latent attention",
 })  # fmt: skip
 """What the kernels compute of the features of models, see features.py."""
 
@@ -48,9 +49,13 @@ WIDEST_HEAD = 256
 program of a recurrence holds 32 columns of a state in registers: with keys of this width 64 numbers a thread."""
 
 
+WIDEST_LATENT = 512
+"""Sums of 16 heads of this width take 32 registers of each of 256 threads."""
+
+
 class GraphsSpec(EagerSpec):
     only_asked = True  # never measured on a GPU: "auto" keeps what was
-    mixers = ("attention", "short_conv", "delta_net", "mamba2", "absent")
+    mixers = ("attention", "latent", "short_conv", "delta_net", "kda", "mamba2", "absent")
     rarities = ()
 
     @staticmethod
@@ -121,9 +126,15 @@ def scratch_numbers(config: ResolvedConfig, model: ModelConfig) -> int:
     """Count the numbers of float32 that the splits of the longest texts give, for each head a maximum, a sum and a row
     of values: of one layer at a time, in the largest step.
     """
-    splits = -(-config.max_length // SPLIT)
-    of_split = max((block.num_heads * (block.head_dim + 2) for block in describe(model).attentions), default=0)
+    splits, decoder = -(-config.max_length // SPLIT), describe(model)
+    widths = [(block.num_heads, block.head_dim) for block in decoder.attentions]
+    widths += [(block.num_heads, block.latent_dim) for block in _latents(decoder)]
+    of_split = max((heads * (width + 2) for heads, width in widths), default=0)
     return config.max_sequences * splits * of_split if splits > 1 else 0
+
+
+def _latents(decoder: DecoderDescription) -> list[LatentBlock]:
+    return [mixer for layer in decoder.layers for mixer in layer.mixers if isinstance(mixer, LatentBlock)]
 
 
 def _refuse(decoder: DecoderDescription) -> str | None:
@@ -138,6 +149,8 @@ def _refuse(decoder: DecoderDescription) -> str | None:
     wide = max([*keys, *(block.head_dim for block in heads)], default=0)
     differ = len({(norm.kind, norm.bias, norm.unit_offset, norm.heads > 1) for norm in of_heads}) > 1
     all_centred = any(norm.kind == "layer" for block in heads if not block.norms_heads for norm in block.qk_norms)
+    latents = _latents(decoder)
+    widest = max((block.latent_dim for block in latents), default=0)
     is_part = decoder.mtp is not None or not config.has_head or config.num_types > 0
     reasons = (
         lacking and f"has no kernel for {lacking[0]}",
@@ -147,6 +160,9 @@ def _refuse(decoder: DecoderDescription) -> str | None:
         scaled and "has no kernel for multipliers of what a mixer reads",
         wide > WIDEST_HEAD
         and f"has no kernel for heads or keys of more than {WIDEST_HEAD} numbers, and the model's have {wide}",
+        widest > WIDEST_LATENT
+        and f"has no kernel for latent vectors of more than {WIDEST_LATENT} numbers, and the model's have {widest}",
+        any(block.temperature for block in latents) and "has no kernel for attention temperature by position",
         unknown and f"has no activation {unknown[0]!r}",
     )
     return next((reason for reason in reasons if isinstance(reason, str)), None)

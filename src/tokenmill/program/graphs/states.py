@@ -14,10 +14,11 @@ from tokenmill.kernels.triton.arithmetic import INTERPRETED
 from tokenmill.kernels.triton.states import convolve, gate, recur
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
 from tokenmill.model.mixers.delta_net_module import EPS
+from tokenmill.model.mixers.kda import KimiDeltaBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.program.graphs.matrices import TRITON, GraphMatrix, NormOf
 from tokenmill.program.graphs.rows import StepRows
-from tokenmill.program.native.op_list import IDENTITY, SILU
+from tokenmill.program.native.op_list import IDENTITY, SIGMOID, SILU
 
 CHANNELS = 128
 """Channels of one program of a convolution, one for each of its threads."""
@@ -29,10 +30,10 @@ class GraphState:
     """A mixer that keeps a state. vectors: its parameters beside matrices. out: the matrix of what it computes."""
 
     def __init__(self, block: Any, module: Any) -> None:
-        self.block, (roles, self._mix) = block, MIX[block.name]
-        self.matrices = [GraphMatrix.of(getattr(module, role)) for role in roles]
+        self.block, (chains, self._mix) = block, MIX[block.name]
+        self.chains = [[GraphMatrix.of(getattr(module, role)) for role in chain] for chain in chains]
         self.out = GraphMatrix.of(module.out, block.out.multipliers)
-        self.parts = [size for role in roles for size in block.matrices[role].parts]
+        self.parts = [size for chain in chains for size in block.matrices[chain[-1]].parts]
         self.vectors = {name: getattr(module, name).detach() for name in block.vectors}
         self.norm = NormOf.of(block.norms["norm"], module.norm) if block.norms else None
 
@@ -40,9 +41,12 @@ class GraphState:
         """Take the token of each row into its states; return the input of the last matrix, [B, I]."""
         assert rows.slots_B2 is not None, "a step of a model with states has slots of states"
         stored, at = x_BD.new_empty((len(x_BD), sum(self.parts)), dtype=torch.float32), 0
-        for matrix in self.matrices:
-            matrix(x_BD, stored[:, at:], norm)
-            at += matrix.num_outputs
+        for *before, last in self.chains:
+            given, of_given = x_BD, norm
+            for matrix in before:
+                given, of_given = matrix(given, x_BD.new_empty((len(x_BD), matrix.num_outputs)), of_given), None
+            last(given, stored[:, at:], of_given)
+            at += last.num_outputs
         out_BI = x_BD.new_empty((len(x_BD), self.block.out.inputs))
         self._mix(self, stored, cached, rows.slots_B2, out_BI)
         return out_BI
@@ -63,7 +67,8 @@ class GraphState:
     ) -> None:
         """Take a token of each row into the states of its heads; results take the place of the values.
 
-        parts: queries, keys, values, decays, and by the delta rule strengths. numbers: arguments of the kernel.
+        parts: queries, keys, values, decays, and by the delta rule strengths. Decays are of heads, or of each number of
+        a head's key. numbers: arguments of the kernel.
         """
         heads, slices, keys, columns = states.shape[1:]
         query, key, value, decay, strength = [*parts, *parts[3:]][:5]
@@ -72,8 +77,8 @@ class GraphState:
             query, key, value, decay, strength, a_log, self.vectors["dt_bias"], self.vectors.get("D", a_log), states,
             slots_B2, value.stride(0), EPS,
             **{"scale": 1.0, "max_strength": 1.0, "min_step": 0.0, "max_step": 0.0} | numbers,
-            DELTA=len(parts) > 4, HEADS=heads, KEY_HEADS=key_heads, KEY_DIM=keys, VALUE_DIM=slices * columns,
-            COLUMNS=columns, KEYS=triton.next_power_of_2(keys), TILE=tile,
+            DELTA=len(parts) > 4, EACH_DECAYS=decay.shape[1] > heads, HEADS=heads, KEY_HEADS=key_heads,
+            KEY_DIM=keys, VALUE_DIM=slices * columns, COLUMNS=columns, KEYS=triton.next_power_of_2(keys), TILE=tile,
         )  # fmt: skip
 
 
@@ -101,12 +106,23 @@ def _mamba2(mixer: GraphState, stored: Tensor, cached: tuple[Tensor, ...], slots
     multiply(x, z, out, SILU, block.num_groups if mixer.norm else 1, mixer.norm, block.norm_first)
 
 
-MIX: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
-    "short_conv": (("inner",), _short_conv),
-    "delta_net": (("qkvz", "gates"), _delta_net),
-    "mamba2": (("inner",), _mamba2),
+def _kda(mixer: GraphState, stored: Tensor, cached: tuple[Tensor, ...], slots_B2: Tensor, out: Tensor) -> None:
+    block: KimiDeltaBlock = mixer.block
+    q, k, v, forget, gates, strength = torch.split(stored, mixer.parts, dim=1)
+    mixer.convolve(stored[:, : block.num_channels], cached[0], slots_B2, SILU)
+    mixer.recur((q, k, v, forget, strength), cached[1], slots_B2, block.num_heads, scale=block.head_dim**-0.5)
+    multiply(v, gates, out, SIGMOID, block.num_heads, mixer.norm)
+
+
+MIX: dict[str, tuple[tuple[tuple[str, ...], ...], Callable[..., None]]] = {
+    "short_conv": ((("inner",),), _short_conv),
+    "delta_net": ((("qkvz",), ("gates",)), _delta_net),
+    "kda": ((("qkv",), ("forget_in", "forget_out"), ("gate_in", "gate_out"), ("beta",)), _kda),
+    "mamba2": ((("inner",),), _mamba2),
 }
-"""By the name of a mixer in MIXERS: the roles of the matrices before its state, and the function of what follows."""
+"""By the name of a mixer in MIXERS: the roles of the matrices before its state, in chains of which each reads what the
+one before gives, and the function of what follows.
+"""
 
 
 def multiply(

@@ -12,6 +12,7 @@ from tokenmill.errors import CapacityError, CheckpointError, ConfigError, Reques
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.loop.service import Call
 from tokenmill.serve.request.fields import Body
+from tokenmill.weights.adapters.named import weights_bytes
 
 OFF = "this server loads no adapters at request: start it with --lora-folder"
 
@@ -39,7 +40,8 @@ async def load(call: Call) -> Response:
         raise ApiError(409, f"{name!r} is the name of the model itself", "lora_name")
     if name in call.service.engine.adapters and not call.body.load_inplace:
         raise ApiError(409, f"{name!r} is loaded already; load_inplace replaces it", "lora_name")
-    await call.service.in_thread(call.request, _load, call.service.engine, name, path, call.body.load_inplace)
+    with call.service.admit_adapter(name, weights_bytes(path)):
+        await call.service.in_thread(call.request, _load, call.service.engine, name, path, call.body.load_inplace)
     return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
 

@@ -17,7 +17,7 @@ from tokenmill.serve.request.fields import NEEDS, SETTINGS, Body, ListOf, NumTop
 from tokenmill.serve.request.fields import Int64 as Whole
 from tokenmill.serve.request.prompt import Model
 from tokenmill.settings.recommended import LLAMA_CPP
-from tokenmill.text.infill import NO_MARKS, Infill
+from tokenmill.text.infill import Infill
 from tokenmill.value_reader import brief
 
 IGNORED = frozenset(
@@ -125,8 +125,7 @@ def parse_infill(body: InfillBody, model: Model) -> Ask:
     send top_k, top_p and a sampler of llama.cpp's own, after which little else is left.
     """
     ask = _begun(body, model)
-    if not model.fills_in:
-        raise ApiError(400, NO_MARKS, "model", "not_supported")
+    model.check_fills_in("model", "not_supported")
     ask.sampling.setdefault("temperature", 0.0)
     files = tuple(_file(each, f"input_extra[{number}]") for number, each in enumerate(body.input_extra))
     ask.infill = Infill(body.input_prefix + body.prompt, body.input_suffix, files)

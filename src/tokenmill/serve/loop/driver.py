@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
 FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
+LOOKS_S = 0.1  # between two looks whether a step hangs that the end of the driver waits for
 
 SILENCE_S = 10.0  # see Driver.pieces
 
@@ -112,8 +113,10 @@ class Driver:
         self.core.loaded.program.on_loss(lambda error: self._post(partial(self._failed, error)))
         self.core.thread.start()
 
-    def stop(self, within_s: float | None = None) -> bool:
-        """End what still runs, and wait so long for that; return whether it has ended. Called from any other thread."""
+    def stop(self, is_hung: Callable[[], bool] | None = None) -> bool:
+        """End what still runs, after the step that is being made; return False, with nothing ended, where `is_hung`
+        says that the step has no end. Default: the property of that name. Called from any other thread.
+        """
         has_stopped = threading.Event()
 
         def stop() -> None:
@@ -122,7 +125,10 @@ class Driver:
             has_stopped.set()
 
         self._post(stop)
-        return has_stopped.wait(within_s)
+        while not has_stopped.wait(LOOKS_S):
+            if self.is_hung if is_hung is None else is_hung():
+                return False
+        return True
 
     @property
     def is_hung(self) -> bool:

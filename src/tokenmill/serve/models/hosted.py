@@ -7,10 +7,11 @@ from pathlib import Path
 
 from tokenmill.hub.names import locate
 from tokenmill.serve.facts.described import Described, describe_files, describe_service
+from tokenmill.serve.request.fields import LATEST
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import Served
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.adapters.named import named_adapters, paths_of_settings, weights_of
+from tokenmill.weights.adapters.named import named_adapters, paths_of_settings, weights_bytes
 
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
 
@@ -34,6 +35,11 @@ class ModelSetup:
         return self.options.name
 
 
+def plain(name: str) -> str:
+    """Return a name for a comparison: letters of one case, without the tag that Ollama's clients add."""
+    return name.casefold().removesuffix(LATEST)
+
+
 @dataclass(eq=False)
 class Hosted:
     """A model of a server that has several, used in the event loop alone.
@@ -42,7 +48,8 @@ class Hosted:
     waiting_of: their number by key. is_leaving: it is unloaded when its users are done, and takes no further ones.
     used_s: when the last user was done; loaded_s: when it was loaded, took_s: how long that took. adapters: paths by
     names, which it had when it was unloaded and gets again; None before that. lost: of these adapters, the ones that
-    could not be loaded again.
+    could not be loaded again. coming: the adapters that clients load just now: names and bytes. planned_bytes: memory
+    of the model by its plan, made anew before each load.
     """
 
     setup: ModelSetup
@@ -59,10 +66,12 @@ class Hosted:
     waiting_of: Counter[bytes] = field(default_factory=Counter)
     adapters: dict[str, Path] | None = None
     lost: dict[str, Path] = field(default_factory=dict)
+    coming: list[tuple[str, int]] = field(default_factory=list)
+    planned_bytes: int = 0
     _described: Described | None = None
 
     def __post_init__(self) -> None:
-        self.keep_alive_s = self.setup.keep_alive_s
+        self.keep_alive_s, self.planned_bytes = self.setup.keep_alive_s, self.setup.num_bytes
 
     @property
     def name(self) -> str:
@@ -76,22 +85,22 @@ class Hosted:
 
     @property
     def adapter_names(self) -> list[str]:
-        """The names of its adapters: of those that are loaded with it, or will be."""
+        """The names of its adapters, which are loaded with it or will be."""
         if self.served is not None:
             return [*self.served.service.model.adapters, *self.lost]
         return [*(named_adapters(self.setup.engine.lora_modules) if self.adapters is None else self.adapters)]
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes while it is loaded: by its plan, and for adapters that clients have loaded beside."""
+        """Memory that it takes while it is loaded: by its plan, and for adapters that clients load beside."""
         planned = set(paths_of_settings(self.setup.engine))
         if self.served is not None:
             there = self.served.engine.adapters
             beside = [(Path(each.path), each.num_bytes) for each in there.values()]
         else:
-            files = {path: weights_of(path) for path in (self.adapters or {}).values()}
-            beside = [(path, file.stat().st_size if file.is_file() else 0) for path, file in files.items()]
-        return self.setup.num_bytes + sum(size for path, size in beside if path not in planned)
+            beside = [(path, weights_bytes(path)) for path in (self.adapters or {}).values()]
+        own = self.planned_bytes + sum(size for path, size in beside if path not in planned)
+        return own + sum(size for _, size in self.coming)
 
     @property
     def max_waiting(self) -> int:
@@ -118,17 +127,14 @@ class Hosted:
         engine, names = self.served.engine, self.served.service.model.adapters
         self.adapters = self.lost | {name: Path(engine.adapters[name].path) for name in names}
 
-    def give_up(self) -> Served:
-        """Return the server of the loaded model, and hold it no longer."""
-        served, self.served = self.served, None
-        assert served is not None, "it is loaded"
-        return served
-
-    def describe(self) -> Described:
-        """Describe the model, whether it is loaded or not. The first time that reads files: call it in a thread."""
+    async def describe(self) -> Described:
+        """Describe the model, whether it is loaded or not. The first time its files are read, in a thread."""
         if self.served is not None and self.state == LOADED:
             return describe_service(self.served.service)
         if self._described is None:
-            engine = self.setup.engine
-            self._described = describe_files(self.name, locate(engine.model), engine, self.setup.template)
+            self._described = await asyncio.to_thread(self._describe_files)
         return replace(self._described, state=self.state)
+
+    def _describe_files(self) -> Described:
+        engine = self.setup.engine
+        return describe_files(self.name, locate(engine.model), engine, self.setup.template)

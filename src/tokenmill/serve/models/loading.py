@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tokenmill.engine.engine import Engine
@@ -15,13 +16,18 @@ log = logging.getLogger(__name__)
 
 
 def served_of(hosted: Hosted, engine: Engine, on_failure: Callable[[], None]) -> Served:
-    """Serve an engine that was just loaded, with the template and the adapters of before."""
-    if hosted.setup.template is not None and engine.tokenizer is not None:
-        engine.tokenizer.use_template(hosted.setup.template)
-    served = Served(engine, hosted.setup.options, on_failure)
-    if hosted.adapters is not None:
-        _restore_adapters(hosted, served)
-    served.begin()
+    """Serve an engine that was just loaded, with the template and the adapters of before. Where that fails, the engine
+    is closed.
+    """
+    with ExitStack() as failed:
+        failed.callback(engine.close)
+        if hosted.setup.template is not None and engine.tokenizer is not None:
+            engine.tokenizer.use_template(hosted.setup.template)
+        served = Served(engine, hosted.setup.options, on_failure)
+        if hosted.adapters is not None:
+            _restore_adapters(hosted, served)
+        served.begin()
+        failed.pop_all()
     return served
 
 
@@ -40,11 +46,7 @@ def _restore_adapters(hosted: Hosted, served: Served) -> None:
             log.warning("the adapter %s of %s is not there any more: %s", name, hosted.name, error)
 
 
-def unload(give_up: Callable[[], Served]) -> bool:
-    """End an engine and give its memory back; return whether it lived to the end. give_up: returns what nobody else
-    holds by then.
-    """
-    has_lived = give_up().end()
+def give_memory_back() -> None:
+    """Give the memory of an engine back that has ended, which nobody holds any more."""
     gc.collect()
     return_memory()
-    return has_lived

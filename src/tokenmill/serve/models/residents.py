@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from collections.abc import Sequence as List
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
 
 from tokenmill.errors import CapacityError
 from tokenmill.serve.http.errors import ApiError, EngineDied, QueueFull
-from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, UNLOADING, Hosted
+from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, UNLOADING, Hosted, ModelSetup, plain
 from tokenmill.serve.start.server import Served
 from tokenmill.units import size
 
@@ -26,27 +28,29 @@ TURN = 3  # so that loading takes a quarter of the time at most, where models ta
 RETRY_AFTER_S = 5
 
 Load = Callable[[Hosted, Callable[[], None]], Served]
-Unload = Callable[[Callable[[], Served]], bool]
 
 
 class Residents:
     """The models of a server, used in the event loop alone. room_bytes: for all that are loaded at once.
 
-    load, unload: called in a thread; load gets what is to be called, in any thread, when the engine has failed. tell:
-    writes a line for each load. num_keys: clients have so many, of which none takes all places of those who wait.
+    plan, load, free: called in a thread. plan: counts the memory of a model as its files are now. load gets what is to
+    be called, in any thread, when the engine has failed. free: gives the memory of ended engines back. tell: writes a
+    line for each load. num_keys: clients have so many, of which none takes all places of those who wait.
     """
 
     def __init__(
         self,
         hosted: List[Hosted],
         room_bytes: int,
+        plan: Callable[[ModelSetup], int],
         load: Load,
-        unload: Unload,
+        free: Callable[[], None],
         tell: Callable[[str], None] | None = None,
         num_keys: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.all, self.room_bytes, self._load, self._unload = list(hosted), room_bytes, load, unload
+        self.all, self.room_bytes = list(hosted), room_bytes
+        self._plan, self._load, self._free = plan, load, free
         self._tell, self._num_keys, self.clock = tell or (lambda _: None), num_keys, clock
         self._wanted: list[Hosted] = []
         self._wake = asyncio.Event()
@@ -84,11 +88,43 @@ class Residents:
         hosted.is_leaving = True
         self._wake.set()
 
-    def make_room_beside(self, kept: Hosted) -> None:
+    def check_adapter(self, name: object, hosted: Hosted) -> None:
+        """Raise ApiError for an adapter with the name of another model, or of its adapter, also a coming one."""
+        for each in self.all:
+            known = (*each.names, *(coming for coming, _ in each.coming))
+            if each is not hosted and isinstance(name, str) and plain(name) in map(plain, known):
+                raise ApiError(409, f"{name!r} is the name of another model, or of its adapter", "lora_name")
+
+    @contextmanager
+    def admit_adapter(self, hosted: Hosted, name: str, num_bytes: int) -> Iterator[None]:
+        """Count an adapter that is loaded inside this context, and unload other models soon where it needs their room.
+
+        ApiError 409 for a name that another model has, 400 where it does not fit beside its model, and 503 where a
+        model is being loaded into the room that it needs.
+        """
+        self.check_adapter(name, hosted)
+        taken, is_in = hosted.num_bytes, f"the adapter {name!r} takes {size(num_bytes)}"
+        if taken + num_bytes > self.room_bytes:
+            raise ApiError(400, f"{is_in}, its model {size(taken)}, of {size(self.room_bytes)} (--memory)", "lora_path")
+        loading = [each for each in self.all if each.state == LOADING]
+        if taken + num_bytes + (beside := sum(each.num_bytes for each in loading)) > self.room_bytes:
+            names = " and ".join(each.name for each in loading)
+            message = f"{is_in}, its model {size(taken)}, and {names}, which is being loaded, {size(beside)}, of "
+            message += f"{size(self.room_bytes)} (--memory); try again when it is loaded"
+            raise ApiError(503, message, "lora_path", "no_room", RETRY_AFTER_S)
+        hosted.coming.append((name, num_bytes))
+        try:
+            self._make_room_beside(hosted)
+            yield
+        finally:
+            hosted.coming.remove((name, num_bytes))
+        self._make_room_beside(hosted)  # by its size in memory
+
+    def _make_room_beside(self, kept: Hosted) -> None:
         """Unload others soon, the longest unused first, where a model's adapters need their room."""
         there = [each for each in self.all if each.is_usable and each is not kept]
         for each in sorted(there, key=lambda each: each.used_s):
-            if sum(one.num_bytes for one in self.all if one.is_usable) <= self.room_bytes:
+            if sum(one.num_bytes for one in self.all if one.is_usable or one.state == LOADING) <= self.room_bytes:
                 return
             self.unload_soon(each)
 
@@ -115,8 +151,13 @@ class Residents:
 
     def close(self) -> bool:
         """Unload all, when the event loop has ended; return whether no engine has failed."""
-        have_lived = [self._unload(each.give_up) for each in self.all if each.served is not None]
+        self.is_draining = True
+        have_lived = [each.served.end(self._is_hung) for each in self.all if each.served is not None]
         return all(have_lived)
+
+    def _is_hung(self) -> bool:
+        """Tell whether a step hangs, of whichever model, at the end of the server; before, its end is waited for."""
+        return self.is_draining and died(self.all) is not None
 
     # ---- requests
 
@@ -165,10 +206,11 @@ class Residents:
             if hosted.state == LOADED and hosted.is_leaving:
                 await self._remove(hosted)
             if hosted.state != LOADED:
+                await self._plan_anew(hosted)
                 await self._make_room(hosted)
                 if not hosted.waiters:
                     return  # they have gone meanwhile
-                await self._read(hosted)
+                await to_its_end(self._read(hosted))
             self._admit(hosted)
         except asyncio.CancelledError:
             raise
@@ -187,6 +229,12 @@ class Residents:
                 message = f"the model {hosted.name!r} cannot be loaded: {said}"
                 waiter.set_exception(ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
 
+    async def _plan_anew(self, hosted: Hosted) -> None:
+        """Count the memory of a model, whose files may be others now. CapacityError where it does not fit alone."""
+        hosted.planned_bytes = await asyncio.to_thread(self._plan, hosted.setup)
+        if hosted.num_bytes > self.room_bytes:
+            raise CapacityError("memory for this model", hosted.num_bytes, self.room_bytes, "--memory", in_bytes=True)
+
     async def _read(self, hosted: Hosted) -> None:
         hosted.state, hosted.is_leaving = LOADING, False
         hosted.keep_alive_s = hosted.setup.keep_alive_s
@@ -199,6 +247,7 @@ class Residents:
 
         try:
             hosted.served = await asyncio.to_thread(self._load, hosted, failed)
+            hosted.served.service.admit_adapter = partial(self.admit_adapter, hosted)
         finally:
             hosted.state = UNLOADED if hosted.served is None else LOADED
         hosted.loaded_s = hosted.used_s = self.clock()
@@ -209,7 +258,7 @@ class Residents:
         while self.used_bytes + hosted.num_bytes > self.room_bytes and hosted.waiters:
             there = [each for each in self.all if each.state == LOADED]
             if not there:
-                return  # alone it may try; what does not fit is refused while it is loaded
+                return  # alone it fits
             last = min(there, key=lambda each: (each.users > 0, each.keep_alive_s is None, each.used_s))
             left_s = last.loaded_s + TURN * last.took_s - self.clock()
             if last.users and not last.is_leaving and left_s > 0:
@@ -221,12 +270,18 @@ class Residents:
         """Unload a model when its users are done."""
         hosted.is_leaving = True
         await self._until(lambda: not hosted.users)
+        await to_its_end(self._end(hosted))
+
+    async def _end(self, hosted: Hosted) -> None:
+        assert hosted.served is not None, "it is loaded"
         hosted.note()
         hosted.state = UNLOADING
         begun_s = self.clock()
         try:
-            await asyncio.to_thread(self._unload, hosted.give_up)
+            await asyncio.to_thread(hosted.served.end, self._is_hung)
         finally:
+            hosted.served = None
+            await asyncio.to_thread(self._free)
             hosted.state, hosted.is_leaving = UNLOADED, False
         self._tell(f"{hosted.name} is unloaded ({self.clock() - begun_s:.2f} s)")
 
@@ -261,9 +316,19 @@ class Residents:
         return min((max(expires_s - self.clock(), 0.0) for expires_s, _ in self._idle()), default=None)
 
 
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await what a cancellation must not break off: it is awaited first, and the cancellation goes on then."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 def died(hosted: List[Hosted]) -> EngineDied | None:
-    """Return the error of an engine that hangs, if one does. One that has failed is loaded anew."""
+    """Return the error of an engine that hangs, if one does, in any thread. One that has failed is loaded anew."""
     for each in hosted:
-        if each.served is not None and each.served.driver.is_hung:
+        if (served := each.served) is not None and served.driver.is_hung:
             return EngineDied(f"the engine of {each.name} hangs: a step takes much longer than any before it")
     return None

@@ -28,13 +28,13 @@ from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.metrics import merged
 from tokenmill.serve.loop.service import Call, read_body, read_json, tenant_of
 from tokenmill.serve.messages.parse import FOREIGN
-from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, Hosted
+from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, Hosted, plain
 from tokenmill.serve.models.residents import Residents, died
 from tokenmill.serve.ollama.names import keep_alive_s
 from tokenmill.serve.ollama.parse import unloaded
 from tokenmill.serve.ollama.routes import ModelFacts, OllamaModelBody, pulled, tags_of, version
 from tokenmill.serve.protocols import MESSAGES, OLLAMA, OPENAI, Protocol, Route
-from tokenmill.serve.request.fields import LATEST, nearest
+from tokenmill.serve.request.fields import nearest
 from tokenmill.serve.routes import ROUTES
 from tokenmill.serve.sessions.sessions import session_path
 from tokenmill.serve.start.options import Options
@@ -106,7 +106,7 @@ class Router:
         else:
             hosted = self._find(named.get("model"), route.protocol)
         if route.path == LOADS_ADAPTER and isinstance(given, dict):
-            self._check_adapter(given.get("lora_name"), hosted)
+            self._residents.check_adapter(given.get("lora_name"), hosted)
         keep = keep_alive_s(named.get("keep_alive")) if route.protocol is OLLAMA else None
         is_away = not hosted.is_usable and hosted.state != LOADING
         if keep == (0.0,) and is_away and (told := unloaded(route, given)) is not None:
@@ -120,26 +120,22 @@ class Router:
                 return
             body = self._with_own_name(await request.body(), given, hosted, route)
             await served.app(scope, _again(body, receive), _keeping(hosted, keep, send))
-            if route.path == LOADS_ADAPTER:
-                self._residents.make_room_beside(hosted)
 
     def _with_own_name(self, body: bytes, given: Any, hosted: Hosted, route: Route) -> bytes:
         """Return a body that names the model, or its adapter, as it is spelled. Ollama's routes give the name back."""
         name = given.get("model") if isinstance(given, dict) else None
         if not isinstance(name, str) or name in hosted.names or route.protocol is OLLAMA:
             return body
-        own = next((each for each in hosted.names if _plain(each) == _plain(name)), None)
+        own = next((each for each in hosted.names if plain(each) == plain(name)), None)
         return body if own is None else pydantic_core.to_json({**given, "model": own})
-
-    def _check_adapter(self, name: Any, hosted: Hosted) -> None:
-        """Raise ApiError for an adapter with the name of another model, or of an adapter of another one."""
-        for each in self._all:
-            if each is not hosted and isinstance(name, str) and _plain(name) in map(_plain, each.names):
-                raise ApiError(409, f"{name!r} is the name of another model, or of its adapter", "lora_name")
 
     @property
     def _all(self) -> List[Hosted]:
         return self._residents.all
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for each in self._all for name in each.names]
 
     def _find(self, name: Any, protocol: Protocol = OPENAI) -> Hosted:
         """Find the model that a name means: its own or an adapter's, as it is spelled or else in letters of either
@@ -149,12 +145,12 @@ class Router:
             return self._all[0]
         own = [(each.name, each) for each in self._all]
         known = [*own, *((adapter, each) for each in self._all for adapter in each.adapter_names)]
-        for is_it in (name.__eq__, lambda other: _plain(other) == _plain(name)):
+        for is_it in (name.__eq__, lambda other: plain(other) == plain(name)):
             if (found := next((each for other, each in known if is_it(other)), None)) is not None:
                 return found
         if protocol is MESSAGES and name.startswith(FOREIGN):
             return self._all[0]  # as Anthropic's clients name models, whatever is served
-        names = [known for each in self._all for known in each.names]
+        names = self._names
         there, meant = " and ".join(map(repr, names[:SHOWN])), nearest(name, names)
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         hint = f"; is {meant!r} meant?" if meant is not None else ""
@@ -172,12 +168,12 @@ class Router:
 
     async def _described(self) -> list[Described]:
         """Describe all models but those whose files are not there any more."""
-        found = await asyncio.gather(*(asyncio.to_thread(_described_or_none, each) for each in self._all))
+        found = await asyncio.gather(*map(_described_or_none, self._all))
         return [each for each in found if each is not None]
 
     async def _one(self, hosted: Hosted) -> Described:
         """Describe a model. ApiError 503 where its files are not there any more."""
-        if (described := await asyncio.to_thread(_described_or_none, hosted)) is None:
+        if (described := await _described_or_none(hosted)) is None:
             raise ApiError(503, f"the files of the model {hosted.name!r} cannot be read", "model", "model_not_loaded")
         return described
 
@@ -200,7 +196,8 @@ class Router:
         now, now_s = datetime.now(UTC), self._residents.clock()
         ends = [None if each.keep_alive_s is None else each.expires_s or now_s + each.keep_alive_s for each in loaded]
         times = [None if end is None else now + timedelta(seconds=end - now_s) for end in ends]
-        return {"models": [ModelFacts(each.describe()).running(at) for each, at in zip(loaded, times, strict=True)]}
+        described = [await each.describe() for each in loaded]
+        return {"models": [ModelFacts(each).running(at) for each, at in zip(described, times, strict=True)]}
 
     async def _show(self, request: Request) -> Json:
         name, _ = await self._asked(request)
@@ -274,22 +271,22 @@ class Router:
         return await page.file_of(request)
 
     async def _openapi(self, request: Request) -> Response:
-        return await asyncio.to_thread(lambda: JSONResponse(self._document()))
+        return await asyncio.to_thread(lambda names: JSONResponse(self._document(names)), self._names)
 
     async def _reference(self, request: Request) -> Response:
-        html = await asyncio.to_thread(lambda: document.reference_of(self._document()))
+        html = await asyncio.to_thread(lambda names: document.reference_of(self._document(names)), self._names)
         return HTMLResponse(html, headers=page.HEADERS)
 
-    def _document(self) -> Json:
-        return document.document_of(ROUTES, self._options, [name for each in self._all for name in each.names])
+    def _document(self, names: List[str]) -> Json:
+        return document.document_of(ROUTES, self._options, names)
 
 
 _SHOW, _CACHE = (next(route for route in ROUTES if route.path == path) for path in ("/api/show", "/v1/cache"))
 
 
-def _described_or_none(hosted: Hosted) -> Described | None:
+async def _described_or_none(hosted: Hosted) -> Described | None:
     try:
-        return hosted.describe()
+        return await hosted.describe()
     except (TokenmillError, OSError) as error:
         log.warning("%s cannot be described: %s", hosted.name, error)
         return None
@@ -311,11 +308,6 @@ def _answering(do: Do) -> Callable[[Request], Awaitable[Response]]:
         return found if isinstance(found, Response) else JSONResponse(found)
 
     return answer
-
-
-def _plain(name: str) -> str:
-    """Return a name for a comparison: letters of one case, without the tag that Ollama's clients add."""
-    return name.casefold().removesuffix(LATEST)
 
 
 def _keeping(hosted: Hosted, keep: tuple[float | None] | None, send: Send) -> Send:

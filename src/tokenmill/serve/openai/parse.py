@@ -18,7 +18,7 @@ from tokenmill.serve.request.fields import (
     unknown_in,
 )
 from tokenmill.serve.request.prompt import Model
-from tokenmill.text.infill import NO_MARKS, Infill
+from tokenmill.text.infill import Infill
 
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TOOL_FIELDS = ("tools", "tool_choice")  # of conversations alone
@@ -132,8 +132,7 @@ def parse_completion(body: CompletionBody, model: Model) -> Ask:
 
 def _fill_in(ask: Ask, given: Any, body: CompletionBody, model: Model) -> None:
     """Have a text filled in between the prompt and the suffix."""
-    if not model.fills_in:
-        raise ApiError(400, NO_MARKS, "suffix", "unsupported_parameter")
+    model.check_fills_in("suffix", "unsupported_parameter")
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str):
         given = given[0]
     if not isinstance(given, str):

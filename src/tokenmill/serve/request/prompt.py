@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 
 from tokenmill.engine.adapters import Adapters
 from tokenmill.engine.core import Core
-from tokenmill.errors import RequestError
+from tokenmill.errors import NO_HEAD, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.http.errors import ApiError, about
 from tokenmill.serve.request.ask import BUDGETS, Ask
 from tokenmill.serve.request.calling import Calling, calling_of, in_turns, model_tools
 from tokenmill.serve.request.fields import LATEST, Body, adapter_of, check_model
-from tokenmill.text.infill import marks_of
+from tokenmill.text.infill import NO_MARKS, marks_of
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.history import unread
 from tokenmill.text.turns import turns_of
@@ -91,6 +91,13 @@ class Model:
     def fills_in(self) -> bool:
         """Return whether the model has marks by which a text is filled in between two others."""
         return self.loaded.tokenizer is not None and marks_of(self.loaded.tokenizer) is not None
+
+    def check_fills_in(self, param: str, code: str) -> None:
+        """Raise ApiError for a model that writes no text, or fills none in."""
+        if not self.loaded.model_config.has_head:
+            raise ApiError(400, NO_HEAD, "model", "not_supported")
+        if not self.fills_in:
+            raise ApiError(400, NO_MARKS, param, code)
 
     @property
     def has_template(self) -> bool:

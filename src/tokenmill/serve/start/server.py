@@ -24,7 +24,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.http.access import recorded
 from tokenmill.serve.http.address import is_loopback
-from tokenmill.serve.http.draining import GRACE_S, DrainingServer
+from tokenmill.serve.http.draining import DrainingServer
 from tokenmill.serve.http.errors import NOT_SPELLED, ApiError, EngineDied
 from tokenmill.serve.http.guard import Guard
 from tokenmill.serve.loop.answer import generate
@@ -72,12 +72,16 @@ class Served:
         if self.batches is not None:
             self.batches.begin_to_stop()
 
-    def end(self) -> bool:
-        """End what still runs, and let go of the engine; return whether it lived to the end."""
+    def end(self, is_hung: Callable[[], bool] | None = None) -> bool:
+        """End what still runs, and let go of the engine; return whether it lived to the end.
+
+        A step that is being made is waited for, unless it hangs: then the engine is left as it is, for the end of the
+        process. is_hung: see Driver.stop.
+        """
         if self.batches is not None:
             self.batches.stop()
-        if has_stopped := self.driver.stop(GRACE_S):
-            self.engine.close()  # which waits for the end of a step; a step that hangs has no end
+        if has_stopped := self.driver.stop(is_hung):
+            self.engine.close()
         self._observed.close()
         return has_stopped and not self.driver.has_failed
 
@@ -156,8 +160,8 @@ class Server(DrainingServer):
 
     def serve_to_end(self) -> bool:
         """Serve; return whether the engine lived to the end."""
-        self.served.begin()
         try:
+            self.served.begin()
             self.run(sockets=[self._taken])
         finally:
             has_lived = self.served.end()

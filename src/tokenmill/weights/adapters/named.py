@@ -31,9 +31,12 @@ def paths_of_settings(config: EngineConfig) -> list[Path]:
     return [path_of(path) for path in (*named_adapters(config.lora_modules).values(), *filter(None, [config.adapter]))]
 
 
+def weights_bytes(path: Path) -> int:
+    """Estimate the bytes of an adapter in memory by the size of its file. A file that is not there counts nothing."""
+    file = weights_of(path)
+    return file.stat().st_size if file.is_file() else 0
+
+
 def adapter_bytes(config: EngineConfig) -> int:
-    """Estimate the bytes of adapters in the memory of all ranks, each of which has them whole, by the sizes of their
-    files. A file that is not there counts nothing.
-    """
-    files = [weights_of(path) for path in paths_of_settings(config)]
-    return config.tensor_parallel * sum(file.stat().st_size for file in files if file.is_file())
+    """Estimate the bytes of the adapters that settings name in the memory of all ranks, each of which has them whole."""
+    return config.tensor_parallel * sum(map(weights_bytes, paths_of_settings(config)))
