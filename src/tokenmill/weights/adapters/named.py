@@ -38,5 +38,5 @@ def weights_bytes(path: Path) -> int:
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Estimate the bytes of the adapters that settings name in the memory of all ranks, each of which has them whole."""
+    """Estimate the bytes in memory of the adapters that settings name: each rank has them whole."""
     return config.tensor_parallel * sum(map(weights_bytes, paths_of_settings(config)))
