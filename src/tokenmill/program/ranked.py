@@ -21,7 +21,6 @@ from tokenmill.model.description import DecoderDescription
 from tokenmill.parallel.channel import Message
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.team import Team
-from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.handed import COMMAND, NUMBER, HandedAdapters, HandsOn, TakenAdapters
 from tokenmill.program.mixer_shares import Cut, cache_of_rank, share_of
@@ -53,8 +52,9 @@ class RankedProgram(Program, HandsOn):
     @property
     def decoder(self) -> Decoder:
         """The modules of rank 0's share."""
-        assert isinstance(self._program, Eager), "the only program with such ranks"
-        return self._program.decoder
+        own: Any = self._program  # program eager, the only one with such ranks
+        decoder: Decoder = own.decoder
+        return decoder
 
     def hand_on(self, adapter: Adapter | None) -> None:
         self._handed.hand_on(adapter)
