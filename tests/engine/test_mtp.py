@@ -152,9 +152,9 @@ def test_drafts_begin_right_behind_a_prefix_that_was_found(name, program, models
         texts.append(own)
     assert texts[0] == texts[1] and len(made[0]) > 20 and {first for *_, first in made[0]} == {1}
     assert [tokens for tokens, *_ in made[0]] == [tokens for tokens, *_ in made[1]] and rows[0].keys() == rows[1].keys()
+    largest = max(float(row_D.abs().max()) for row_D in rows[0].values())  # by torch other cuts have other last bits
     for key, row_D in rows[0].items():
-        bound = {"rtol": 0, "atol": 0 if program == "native" else 1e-4}  # of torch other cuts give other last bits
-        torch.testing.assert_close(row_D, rows[1][key], **bound)
+        torch.testing.assert_close(row_D, rows[1][key], rtol=0, atol=0 if program == "native" else 5e-6 * largest)
     check(name, made[0], drafts)
 
 

@@ -22,6 +22,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
 from tokenmill.program.compiled.program import Captured
+from tokenmill.program.graphs import latent, program
 from tokenmill.program.graphs.program import Graphs
 
 SETTINGS = {"program": "graphs", "dtype": "float32", "max_sequences": 3, "max_length": 64}
@@ -76,6 +77,20 @@ def test_a_cache_of_8_bits(models, engine_of):
         assert texts(ours, max_new_tokens=6) == texts(theirs, max_new_tokens=6)
 
 
+def recorded_steps(monkeypatch):
+    """The logits of each step of one token that is computed from now on, by the positions of their texts."""
+    seen, run = [], Graphs._run
+
+    def recorded(self, inputs, cache):
+        logits = run(self, inputs, cache)
+        rows = zip(inputs.positions_BC[:, 0].tolist(), logits, strict=True)
+        seen.append({at: row for at, row in rows if at >= 0})
+        return logits
+
+    monkeypatch.setattr(Graphs, "_run", recorded)
+    return seen
+
+
 BITS = {
     "float32": ("llama", {"dtype": "float32"}),
     "bfloat16": ("llama", {"dtype": "bfloat16"}),
@@ -93,15 +108,7 @@ BITS = {
 def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(case, models, monkeypatch):
     """Logits of steps of one token: of three texts together, and of each alone in blocks of another size."""
     family, given = BITS[case]
-    seen = []
-    run = Graphs._run
-
-    def recorded(self, inputs, cache):
-        logits = run(self, inputs, cache)
-        seen.append({int(at): row for at, row in zip(inputs.positions_BC[:, 0], logits, strict=True)})
-        return logits
-
-    monkeypatch.setattr(Graphs, "_run", recorded)
+    seen = recorded_steps(monkeypatch)
     prompts = [prompt(length, seed=6) for length in (3, 9, 20)]
     path, how = save(family, models), SETTINGS | given
     together = texts(load(path, **how, block_size=8), prompts)
@@ -109,6 +116,27 @@ def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(case, models, monk
     alone = load(path, **how, block_size=5)
     assert [texts(alone, [each])[0] for each in prompts] == together
     by_position = {at: row for step in steps for at, row in step.items()}
+    assert len(seen) == 6 and all(torch.equal(row, by_position[at]) for step in seen for at, row in step.items())
+
+
+@pytest.mark.parametrize("how", [{}, {"cache_format": "int8"}, {"scheme": "q4"}], ids=str)
+def test_splits_of_latent_rows_are_merged(how, models, monkeypatch):
+    """Logits of the modules, of texts of one split, of whole splits and beyond; and a text's own bits alone."""
+    for module in (program, spec, latent):
+        monkeypatch.setattr(module, "SPLIT", 16)
+    seen = recorded_steps(monkeypatch)
+    prompts = [prompt(length, seed=6) for length in (3, 15, 37)]
+    path = save("youtu", models)
+    together = texts(load(path, **SETTINGS, **how, block_size=8), prompts)
+    steps, seen[:] = [*seen], []
+    by_position = {at: row for step in steps for at, row in step.items()}
+    for given, tokens in zip(prompts, together, strict=True):
+        theirs = load(path, **SETTINGS | {"program": "eager", "block_size": 8}, **how).logits([*given, *tokens])
+        for at in (len(given), len(given) + 1):
+            bound = 2e-5 * float(theirs[at].abs().max())
+            torch.testing.assert_close(by_position[at], theirs[at], rtol=0, atol=bound)
+    alone = load(path, **SETTINGS, **how, block_size=5)
+    assert [texts(alone, [each])[0] for each in prompts] == together
     assert len(seen) == 6 and all(torch.equal(row, by_position[at]) for step in seen for at, row in step.items())
 
 

@@ -36,12 +36,17 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wanted(paths):
-    """What each model says to each prompt, by an engine that has nothing else to do."""
+    found = quiet_texts(paths, PROMPTS, 6)
+    assert len(set(found.values())) >= 6
+    return found
+
+
+def quiet_texts(paths, prompts, count):
+    """What each model says to each prompt, in so many tokens, by an engine that has nothing else to do."""
     found = {}
     for name, path in paths.items():
         with load(path, **SETTINGS, speculate="off") as quiet:
-            found |= {(name, each): quiet.generate(each, max_new_tokens=6).text for each in PROMPTS}
-    assert len(set(found.values())) >= 6
+            found |= {(name, each): quiet.generate(each, max_new_tokens=count).text for each in prompts}
     return found
 
 

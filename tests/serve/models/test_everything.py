@@ -9,9 +9,7 @@ from contextlib import suppress
 import httpx2
 import pytest
 
-from tests.serve.conftest import SETTINGS
-from tests.serve.models.conftest import loaded, several
-from tokenmill import load
+from tests.serve.models.conftest import loaded, quiet_texts, several
 
 NUM_THREADS, NUM_EACH = 6, int(os.environ.get("TOKENMILL_MODELS_REQUESTS", "8"))
 PROMPTS = [f"w{first} w{first + 1} w{first + 2} w{first + 3} " * 3 for first in range(1, 40, 6)]
@@ -19,11 +17,7 @@ PROMPTS = [f"w{first} w{first + 1} w{first + 2} w{first + 3} " * 3 for first in 
 
 @pytest.fixture(scope="module")
 def wanted(paths):
-    found = {}
-    for name, path in paths.items():
-        with load(path, **SETTINGS, speculate="off") as quiet:
-            found |= {(name, each): quiet.generate(each, max_new_tokens=8).text for each in PROMPTS}
-    return found
+    return quiet_texts(paths, PROMPTS, 8)
 
 
 def ask(http, chance, name, prompt):

@@ -13,12 +13,12 @@ from tokenmill.cli.process.display import remark
 from tokenmill.cli.serve.live import live_view
 from tokenmill.cli.serve.named import wanted_models
 from tokenmill.cli.serve.one import warn_if_open
-from tokenmill.cli.serve.shares import ModelShare, read_memory, shares_of
+from tokenmill.cli.serve.shares import ModelShare, memory_of, read_memory, shares_of
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.units import size
-from tokenmill.weights.adapters.named import adapter_bytes, named_adapters
+from tokenmill.weights.adapters.named import named_adapters
 
 if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.serve.models.hosted import Hosted, ModelSetup
@@ -74,11 +74,9 @@ def _planned_bytes(setup: "ModelSetup") -> int:
     """Count the memory of a model as its files are now, with the adapters of its settings."""
     from tokenmill.hub.names import locate
     from tokenmill.loader.load_model import resolve_checkpoint
-    from tokenmill.measure.cost import cost_of
     from tokenmill.weights.checkpoint import open_checkpoint
 
-    resolved = resolve_checkpoint(open_checkpoint(locate(setup.engine.model)), setup.engine)
-    return cost_of(resolved).total_bytes + adapter_bytes(setup.engine)
+    return memory_of(resolve_checkpoint(open_checkpoint(locate(setup.engine.model)), setup.engine))
 
 
 def residents_of(

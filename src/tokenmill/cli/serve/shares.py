@@ -16,8 +16,10 @@ from tokenmill.hub.progress import Progress
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
+from tokenmill.weights.adapters.named import adapter_bytes
 
-if TYPE_CHECKING:  # this imports torch
+if TYPE_CHECKING:  # these import torch
+    from tokenmill.loader.resolve import ResolvedModel
     from tokenmill.model.config import ModelConfig
 
 WEIGHTS_SHARE = 0.8
@@ -128,6 +130,13 @@ def _cache_share(weights: Sequence[int], available: int) -> int:
     return max(min(shares), 0)
 
 
+def memory_of(resolved: "ResolvedModel") -> int:
+    """Count the memory of a model with the adapters of its settings."""
+    from tokenmill.measure.cost import cost_of
+
+    return cost_of(resolved).total_bytes + adapter_bytes(resolved.config)
+
+
 def _within(num_bytes: int, device: str) -> int:
     """Count the bytes that a model may take of a device."""
     return num_bytes
@@ -139,15 +148,13 @@ def _fitted(
     """Fit the cache of a model into its share, or into all of the room where one text needs more; with its memory."""
     from tokenmill.loader.fit import fit_for_many
     from tokenmill.loader.resolve import resolve
-    from tokenmill.measure.cost import cost_of
-    from tokenmill.weights.adapters.named import adapter_bytes
 
     number = engine.max_sequences if "max_sequences" in each.origins else None
     adapters = adapter_bytes(engine)
     for room in dict.fromkeys((min(weights + cache, available), available)):
         try:
             fitted = fit_for_many(with_prefixes(engine), model, number, partial(_within, room - adapters), True)
-            return fitted, weights, cost_of(resolve(fitted, model)).total_bytes + adapters
+            return fitted, weights, memory_of(resolve(fitted, model))
         except CapacityError as error:
             refusal = error
     raise ConfigError("model", each.model, f"one that fits into {size(available)} (--memory): {refusal}", "MODEL")

@@ -125,14 +125,38 @@ def store_row(
     HEAD_DIM: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the newest row of a kv head into the cache: K and V, [1, len(h)], and in 8 bits their scales."""
-    slot = tl.load(blocks + last // BLOCK) * BLOCK + last % BLOCK
-    place = (slot * NUM_KV_HEADS + kv).to(tl.int64) + tl.arange(0, 1)[:, None]
+    place = slots_of(blocks, last, last >= 0, BLOCK) * NUM_KV_HEADS + kv + tl.arange(0, 1)[:, None]
     at = place * HEAD_DIM + h[None, :]
     tl.store(k_rows + at, k, mask=(h < HEAD_DIM)[None, :])
     tl.store(v_rows + at, v, mask=(h < HEAD_DIM)[None, :])
     if INT8:
         tl.store(k_scales + place, k_scale)
         tl.store(v_scales + place, v_scale)
+
+
+@triton.jit
+def first_seen(last, WINDOW: tl.constexpr):
+    """Find the first position to which the last one attends. WINDOW: 0 for none."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(last - WINDOW + 1, 0)
+    return first
+
+
+@triton.jit
+def slots_of(blocks, p, seen, BLOCK: tl.constexpr):
+    """Find where the rows of positions lie in the cache; of those that are not seen, anywhere."""
+    block = tl.load(blocks + p // BLOCK, mask=seen, other=0)
+    return (block * BLOCK + p % BLOCK).to(tl.int64)
+
+
+@triton.jit
+def nothing_seen(HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Begin with no position: the maximum of the scores of each head, the sum of exponentials, the sum of values."""
+    return (
+        tl.full((HEADS,), -float("inf"), tl.float32), tl.zeros((HEADS,), tl.float32),
+        tl.zeros((HEADS, WIDTH), tl.float32),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -159,14 +183,11 @@ def read_split(
     their exponentials and the sum of the values.
     """
     within = h < HEAD_DIM
-    max_score = tl.full((HEADS,), -float("inf"), tl.float32)
-    exp_sum = tl.zeros((HEADS,), tl.float32)
-    value_sum = tl.zeros((HEADS, WIDTH), tl.float32)
+    max_score, exp_sum, value_sum = nothing_seen(HEADS, WIDTH)
     for from_ in range(begin, tl.minimum(begin + SPLIT, last + 1), POSITIONS):
         p = from_ + tl.arange(0, POSITIONS)
         seen = (p <= last) & (p >= first)
-        block = tl.load(blocks + p // BLOCK, mask=seen, other=0)
-        row = ((block * BLOCK + p % BLOCK) * NUM_KV_HEADS + kv).to(tl.int64)
+        row = slots_of(blocks, p, seen, BLOCK) * NUM_KV_HEADS + kv
         at, cached = row[:, None] * HEAD_DIM + h[None, :], (seen & (p < last))[:, None] & within[None, :]
         k, v = tl.load(k_rows + at, mask=cached, other=0), tl.load(v_rows + at, mask=cached, other=0)
         if INT8:
@@ -233,10 +254,8 @@ def attend(
     """
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    last, first = tl.load(positions + b).to(tl.int32), 0
-    if WINDOW > 0:
-        first = tl.maximum(last - WINDOW + 1, 0)
-    begin = split * SPLIT
+    last = tl.load(positions + b).to(tl.int32)
+    first, begin = first_seen(last, WINDOW), split * SPLIT
     if (begin > last) | (begin + SPLIT <= first):
         return
     g, h = tl.arange(0, HEADS), tl.arange(0, WIDTH)
@@ -286,14 +305,10 @@ def merge(
     last = tl.load(positions + b).to(tl.int32)
     if last < 0:
         return
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(last - WINDOW + 1, 0)
+    first = first_seen(last, WINDOW)
     g, h = tl.arange(0, HEADS), tl.arange(0, WIDTH)
     wanted = (g < group)[:, None] & (h < HEAD_DIM)[None, :]
-    max_score = tl.full((HEADS,), -float("inf"), tl.float32)
-    exp_sum = tl.zeros((HEADS,), tl.float32)
-    value_sum = tl.zeros((HEADS, WIDTH), tl.float32)
+    max_score, exp_sum, value_sum = nothing_seen(HEADS, WIDTH)
     for split in range(first // SPLIT, last // SPLIT + 1):
         part = ((b * NUM_KV_HEADS + kv) * NUM_SPLITS + split).to(tl.int64) * group + g
         other = tl.load(max_scores + part, mask=g < group, other=0.0)

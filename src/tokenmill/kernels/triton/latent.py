@@ -9,7 +9,17 @@ import triton
 import triton.language as tl
 
 from tokenmill.kernels.triton.arithmetic import multiplied, rounded
-from tokenmill.kernels.triton.attention import in_codes, largest_of, store_attended, store_part, turned, weighed
+from tokenmill.kernels.triton.attention import (
+    first_seen,
+    in_codes,
+    largest_of,
+    nothing_seen,
+    slots_of,
+    store_attended,
+    store_part,
+    turned,
+    weighed,
+)
 
 
 @triton.jit
@@ -47,14 +57,11 @@ def read_latent_split(
     POSITIONS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Attend to the positions from `first` to `last` of one split, as attention.read_split does."""
-    max_score = tl.full((HEADS,), -float("inf"), tl.float32)
-    exp_sum = tl.zeros((HEADS,), tl.float32)
-    value_sum = tl.zeros((HEADS, WIDTH), tl.float32)
+    max_score, exp_sum, value_sum = nothing_seen(HEADS, WIDTH)
     for from_ in range(begin, tl.minimum(begin + SPLIT, last + 1), POSITIONS):
         p = from_ + tl.arange(0, POSITIONS)
         seen = (p <= last) & (p >= first)
-        block = tl.load(blocks + p // BLOCK, mask=seen, other=0)
-        slot, cached = (block * BLOCK + p % BLOCK).to(tl.int64), seen & (p < last)
+        slot, cached = slots_of(blocks, p, seen, BLOCK), seen & (p < last)
         at = rows + slot[:, None] * (LATENT_DIM + END_DIM)
         latent = tl.load(at + v[None, :], mask=cached[:, None] & (v < LATENT_DIM)[None, :], other=0)
         end = tl.load(at + LATENT_DIM + e[None, :], mask=cached[:, None] & (e < END_DIM)[None, :], other=0)
@@ -88,10 +95,8 @@ def attend_latent(
     heads of one program.
     """
     b, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    last, first = tl.load(positions + b).to(tl.int32), 0
-    if WINDOW > 0:
-        first = tl.maximum(last - WINDOW + 1, 0)
-    begin = split * SPLIT
+    last = tl.load(positions + b).to(tl.int32)
+    first, begin = first_seen(last, WINDOW), split * SPLIT
     if (begin > last) | (begin + SPLIT <= first):
         return
     g, v, e = tl.arange(0, HEADS), tl.arange(0, WIDTH), tl.arange(0, END_WIDTH)
@@ -110,7 +115,7 @@ def attend_latent(
         INTERPRETED,
     )  # fmt: skip
     if (part == 0) & (last < begin + SPLIT):
-        slot = (tl.load(blocks + last // BLOCK) * BLOCK + last % BLOCK).to(tl.int64)
+        slot = slots_of(blocks, last, last >= 0, BLOCK)
         at = rows + slot * (LATENT_DIM + END_DIM)
         tl.store(at + v[None, :], latent_stored, mask=(v < LATENT_DIM)[None, :])
         tl.store(at + LATENT_DIM + e[None, :], end_stored, mask=(e < END_DIM)[None, :])

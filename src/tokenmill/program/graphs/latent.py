@@ -63,15 +63,16 @@ class GraphLatent:
         return self.values(read_BNL, out_BNV).flatten(1)
 
     def _attend(self, q_BNL: Tensor, q: Tensor, row: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> Tensor:
-        block, count, splits = self.block, len(q_BNL), rows.num_splits
-        # Rows of no sequence are not written: they are zeros.
-        out_BNL = torch.empty_like(q_BNL) if rows.slots_B2 is None else torch.zeros_like(q_BNL)
-        of_splits = rows.of_splits(block.num_heads, block.latent_dim) if splits > 1 else [row] * 3
+        block, (count, heads, _), splits = self.block, q_BNL.shape, rows.num_splits
+        out_BNL = rows.results(q, heads * block.latent_dim).view_as(q_BNL)
+        of_splits = rows.of_splits(heads, block.latent_dim) if splits > 1 else [row] * 3
         cos, sin = (q, q) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
-        window, heads = block.shape.window or 0, max(16, triton.next_power_of_2(self.group))
-        shared = {"NUM_SPLITS": splits, "SPLIT": SPLIT, "HEADS": heads, "WIDTH": self.width, "WINDOW": window}
-        shared |= {"T": TRITON[q.dtype], "INTERPRETED": INTERPRETED}
-        attend_latent[(count, block.num_heads // self.group, splits)](
+        grid = count, heads // self.group
+        shared = {
+            "NUM_SPLITS": splits, "SPLIT": SPLIT, "HEADS": max(16, triton.next_power_of_2(self.group)),
+            "WIDTH": self.width, "WINDOW": block.shape.window or 0, "T": TRITON[q.dtype], "INTERPRETED": INTERPRETED,
+        }  # fmt: skip
+        attend_latent[(*grid, splits)](
             q_BNL, q, row, *(cached * 2)[:2], rows.tables_BM, rows.positions_B, cos, sin, self.norm.weight, out_BNL,
             *of_splits, q_BNL.stride(0), q.stride(0), row.stride(0), rows.tables_BM.stride(0), out_BNL.stride(0),
             cos.stride(0), self.norm.eps, block.shape.scale, GROUP=self.group, LATENT_DIM=block.latent_dim,
@@ -80,8 +81,8 @@ class GraphLatent:
             INT8=len(cached) > 1, num_warps=WARPS, **shared,
         )  # fmt: skip
         if splits > 1:
-            merge[(count, block.num_heads // self.group)](
-                rows.positions_B, row, out_BNL, *of_splits, out_BNL.stride(0), NUM_HEADS=block.num_heads,
-                NUM_KV_HEADS=block.num_heads // self.group, HEAD_DIM=block.latent_dim, SINKS=False, **shared,
+            merge[grid](
+                rows.positions_B, row, out_BNL, *of_splits, out_BNL.stride(0), NUM_HEADS=heads,
+                NUM_KV_HEADS=grid[1], HEAD_DIM=block.latent_dim, SINKS=False, **shared,
             )  # fmt: skip
         return out_BNL

@@ -62,9 +62,7 @@ class GraphAttention:
         block, count, splits = self.block, len(x_BD), rows.num_splits
         gqkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
         qkv = gqkv[:, -(block.num_heads + 2 * block.num_kv_heads) * block.head_dim :]
-        # Rows of no sequence are not written: they are zeros.
-        make = x_BD.new_empty if rows.slots_B2 is None else x_BD.new_zeros
-        out = make((count, block.num_heads * block.head_dim))
+        out = rows.results(x_BD, block.num_heads * block.head_dim)
         maxima, sums, values = rows.of_splits(block.num_heads, block.head_dim) if splits > 1 else (qkv, qkv, qkv)
         cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         q_norm, k_norm = self.norms

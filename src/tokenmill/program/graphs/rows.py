@@ -21,6 +21,11 @@ class StepRows(NamedTuple):
     scratch: Tensor
     slots_B2: Tensor | None = None
 
+    def results(self, x_BD: Tensor, width: int) -> Tensor:
+        """Make the rows that attention fills, [B, width]: zeros where it may leave out rows of no sequence."""
+        make = x_BD.new_empty if self.slots_B2 is None else x_BD.new_zeros
+        return make((len(x_BD), width))
+
     def of_splits(self, num_heads: int, head_dim: int) -> list[Tensor]:
         """Find the places of the maxima, of the sums and of the values of each split of each head."""
         count = len(self.positions_B) * self.num_splits * num_heads
