@@ -183,7 +183,7 @@ void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int co
   for (int p = 0; p < count; p++) {
     float* at = scores + (int64_t)p * f.lanes;
     F score = mul(load(at), scale);
-    if (job.softcap > 0) store(at, score), softcap(at, LANES, job.softcap), score = load(at);
+    if (job.softcap > 0) score = capped(score, job.softcap);
     if (job.biases && p % 16 == 0) gather_biases(job, f, tile, p);
     if (job.biases) score = add(score, load((const float*)f.tile16 + p % 16 * LANES));
     store(at, score);

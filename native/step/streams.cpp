@@ -70,7 +70,8 @@ void Worker::route_streams(const TmOp& op, const float* x, int64_t token, float*
   const int hidden = model_.shape.hidden;
   float* row = normed_row(x, token, op.weight, op);
   for (int c = 0; c < hidden; c++) row[c] *= op.scale;
-  for (int i = 0; i < model_.streams; i++) routed[i] = std::tanh(dot(row, op.router + (int64_t)i * hidden, hidden));
+  for (int i = 0; i < model_.streams; i++) routed[i] = dot(row, op.router + (int64_t)i * hidden, hidden);
+  kernels_.softcap(routed, model_.streams, 1);  // tanh
 }
 
 // A row of scratch memory, normed, with zeros behind it.

@@ -205,6 +205,36 @@ static void not_finite(const Kernels& kernels) {
     }
 }
 
+// Activations and caps against the formulas in long double; a cap has the same bits wherever a number stands; NaN stays NaN.
+static void activations(const Kernels& kernels) {
+  for (int turn = 0; turn < 2000; turn++) {
+    float x[16], value[16];
+    for (float& number : x) number = std::ldexp(normal(), turn % 24 - 20);
+    for (int kind : {GELU_TANH, XIELU}) {
+      std::copy(x, x + 16, value);
+      kernels.activate(value, nullptr, 16, kind, 0.3f, 0.7f);
+      for (int i = 0; i < 16; i++) {
+        const long double v = x[i], inner = 0.7978845608028653559L * (v + 0.044715L * v * v * v);
+        const long double xielu = v > 0 ? 0.3L * v * v + v / 2 : 0.7L * (std::expm1(v) - v) + v / 2;
+        const long double exact = kind == XIELU ? xielu : v / 2 * (1 + std::tanh(inner));
+        expect(std::fabs(value[i] - exact) <= 3e-7L * std::max(std::fabs(v), std::fabs(exact)), "activation", turn, kind, i);
+      }
+    }
+    const int count = 1 + turn % 16;
+    float some[16];
+    std::copy(x, x + 16, value), std::copy(x, x + count, some);
+    kernels.softcap(value, 16, 3), kernels.softcap(some, count, 3);
+    expect(!memcmp(some, value, sizeof(float) * (size_t)count), "cap of some", turn, count, 0);
+    for (int i = 0; i < 16; i++) {
+      const long double exact = 3 * std::tanh((long double)x[i] / 3);
+      expect(std::fabs(value[i] - exact) <= 4e-7L * std::fabs(exact), "cap", turn, i, 0);
+    }
+  }
+  float bad[3] = {NAN, INFINITY, -INFINITY};
+  kernels.softcap(bad, 3, 3);
+  expect(std::isnan(bad[0]) && bad[1] == 3 && bad[2] == -3, "cap of what is not finite", 0, 0, 0);
+}
+
 struct Cache {
   std::vector<uint8_t> k, v;
   std::vector<float> k_scales, v_scales;
@@ -435,6 +465,7 @@ int main(int argc, char** argv) {
     quantized(*kernels);
     halves(*kernels);
     not_finite(*kernels);
+    activations(*kernels);
     sampling(*kernels), scores(*kernels);
     exponentials(*kernels);
     for (int format = 0; format < NUM_FORMATS; format++)
