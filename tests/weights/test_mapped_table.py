@@ -24,6 +24,7 @@ from tokenmill.program.native.weights import LAYOUT, Packed, Packing
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.weights.packed.reader import read_header
 from tokenmill.weights.packed.writer import PackedWriter
 from tokenmill.weights.write.gguf_metadata import write_header
 from tokenmill.weights.write.quantize import quantize
@@ -173,6 +174,7 @@ def test_a_packed_model_for_every_dtype_has_the_codes_once(tmp_path, monkeypatch
     size = GGUFCheckpoint(path).infos[TABLE].num_bytes
     places = {begin for each in weights["dtypes"].values() for begin, own in each["kept"] if own == size}
     assert len(weights["dtypes"]) > 1 and len(places) == 1
+    assert resolved.copy_bytes < read_header(packed)[0]["payload_bytes"] + size  # and is foreseen once
     for dtype in ("float32", "bfloat16"):
         settings = {"program": "native", "scheme": "file", "dtype": dtype, "max_length": 64}
         wanted, found = (load(each, **settings) for each in (path, packed))

@@ -99,6 +99,8 @@ def _count_floats(model: ModelConfig) -> int:
     """Count a coded checkpoint's floating-point numbers: all but matrices and the embedding, with routers."""
     decoder, parts = describe(model), count_parameters(model)
     found = sum(parts.values()) - parts["embedding"] + (decoder.head.num_weights if model.tie_embeddings else 0)
+    if _has_coded_table(model):
+        found -= parts["inputs"]
     for matrix, count in decoder.matrices.items():
         found -= count * matrix.num_weights
         if matrix.role == "router":
@@ -108,8 +110,11 @@ def _count_floats(model: ModelConfig) -> int:
 
 def _table_bytes(model: ModelConfig, dtype: str) -> int:
     """Count the bytes that a copy has of a table that stays in the model's file: its codes, or numbers of the dtype."""
-    is_coded = model.per_layer is not None and model.per_layer.stored in CODED
-    return bytes_in_file(model, dtype)[0] if is_coded else numbers_in_file(model, dtype) * DTYPES[dtype]
+    return bytes_in_file(model, dtype)[0] if _has_coded_table(model) else numbers_in_file(model, dtype) * DTYPES[dtype]
+
+
+def _has_coded_table(model: ModelConfig) -> bool:
+    return model.per_layer is not None and model.per_layer.stored in CODED
 
 
 def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) -> int:
