@@ -16,6 +16,7 @@ from tests.laws.test_law_14_everything import everything_at_once
 from tests.marks import covering
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
+from tests.peft_adapters import save_adapter
 from tests.ports import unused_port
 from tests.tiny_models import HYBRIDS, prompt, save
 from tokenmill import ConfigError, load
@@ -276,8 +277,13 @@ def test_a_rank_that_is_killed_before_it_has_come(path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_torchrun_starts_them_as_well(path):
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_torchrun_starts_them_as_well(path, models, tmp_path, is_adapted):
+    path = save("llama", models) if is_adapted else path
     arguments = ["generate", str(path), "--tokens", "5,6,7", "-n", "8", "--program", "eager", "--ignore-eos"]
+    if is_adapted:
+        save_adapter("llama", tmp_path)
+        arguments += ["--adapter", str(tmp_path)]
     command = [
         sys.executable,
         "-m",

@@ -290,11 +290,9 @@ def replicas(setup: Setup, number: int, num_cpus: int | None = None) -> Iterator
             handle = serve.run(mill(setup, number), name=NAME, route_prefix=None, logging_config=logging_config)
         except RuntimeError as error:
             raise TokenmillError(f"the replicas did not start: {error}") from None
-        try:
-            yield ServeFleet(handle)
-        finally:
-            with suppress(Exception):  # Ray may be gone already
-                serve.shutdown()
+        yield ServeFleet(handle)  # after an error or a second signal the replicas end with their Ray, at once
+        with suppress(Exception):  # Ray may be gone already
+            serve.shutdown()
 
 
 @contextmanager
