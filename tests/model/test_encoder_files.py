@@ -89,6 +89,33 @@ def test_gates_of_jinas_older_files(tmp_path):
     assert torch.cosine_similarity(found, wanted).min() > 0.99999
 
 
+@needs_native
+def test_a_file_with_q_k_and_v_in_one_matrix(tmp_path):
+    """jina-reranker-v2's, whose directory has them so, and llama.cpp's converter leaves them."""
+    path = save_encoder("bert", tmp_path)
+    kept = file = written(path, tmp_path / "x.gguf", "none")
+    tensors, fused = load_file(path / "model.safetensors"), {}
+    for layer in range(3):
+        own = f"encoder.layer.{layer}.attention.self."
+        for part in ("weight", "bias"):
+            rows = [tensors[f"{own}{name}.{part}"] for name in ("query", "key", "value")]
+            fused[f"blk.{layer}.attn_qkv.{part}"] = torch.cat(rows)
+        for letter in "qkv":
+            kept = with_tensors(kept, tmp_path / f"{layer}{letter}.gguf", {}, {}, without=f"blk.{layer}.attn_{letter}.")
+    other = with_tensors(kept, tmp_path / "y.gguf", fused, {})
+    found, wanted = (load(each, dtype="float32", max_length=64).embed(TEXTS, pooling="mean") for each in (other, file))
+    assert torch.equal(found, wanted)
+
+
+def test_further_norms_are_named(tmp_path):
+    """jina-embeddings-v2-base-code's, which llama.cpp takes for the same architecture."""
+    file = written(save_encoder("jina_bert", tmp_path), tmp_path / "x.gguf", "none")
+    norms = {f"blk.0.{name}.weight": torch.ones(48) for name in ("attn_q_norm", "attn_k_norm", "attn_norm_2")}
+    with pytest.raises(CheckpointError, match=r"no jina_bert has; 3 unexpected: .*attn_k_norm.*attn_norm_2"):
+        open_checkpoint(with_tensors(file, tmp_path / "y.gguf", norms, {}))
+        load(tmp_path / "y.gguf", dtype="float32", max_length=64)
+
+
 def test_what_llama_cpp_computes_otherwise_of_jinas_is_refused(tmp_path):
     path = save_encoder("jina_bert", tmp_path)
     file = written(path, tmp_path / "x.gguf", "none")

@@ -16,6 +16,7 @@ from tests.laws.test_law_14_everything import everything_at_once
 from tests.marks import covering
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
+from tests.peft_adapters import save_adapter
 from tests.ports import unused_port
 from tests.tiny_models import HYBRIDS, prompt, save
 from tokenmill import ConfigError, load
@@ -275,26 +276,28 @@ def test_a_rank_that_is_killed_before_it_has_come(path, monkeypatch):
     wait_until(lambda: not any(map(is_there, started)))
 
 
+def said(*arguments, torchrun=False):
+    """What `generate` does, in one process or in two that torchrun starts."""
+    starts = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if torchrun else []
+    command = [sys.executable, *starts, "-m", "tokenmill", "generate", *arguments, "--tokens", "5,6,7", "-n", "8"]
+    command += ["--program", "eager", "--ignore-eos"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.mark.slow
 def test_torchrun_starts_them_as_well(path):
-    arguments = ["generate", str(path), "--tokens", "5,6,7", "-n", "8", "--program", "eager", "--ignore-eos"]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "tokenmill",
-    ]
-    done = subprocess.run([*command, *arguments, "-tp", "2"], capture_output=True, text=True, timeout=300, check=True)
-    one = subprocess.run([sys.executable, "-m", "tokenmill", *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout == one.stdout
-    refused = subprocess.run(
-        [*command, *arguments, "-tp", "3"], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = said(path, "-tp", "2", torchrun=True)
+    assert not done.returncode and done.stdout == said(path).stdout
+    refused = said(path, "-tp", "3", torchrun=True)
     assert refused.returncode and "because torchrun has started so many processes" in refused.stderr
+
+
+@pytest.mark.slow
+def test_an_adapter_in_ranks_of_torchrun(models, tmp_path):
+    save_adapter("llama", tmp_path)
+    path, alone = save("llama", models), said(save("llama", models))
+    done = said(path, "--adapter", tmp_path, "-tp", "2", torchrun=True)
+    assert not done.returncode and done.stdout == said(path, "--adapter", tmp_path).stdout != alone.stdout
 
 
 @pytest.mark.long

@@ -28,6 +28,22 @@ def chat_model(tmp_path_factory):
     return save_chat_model(tmp_path_factory.mktemp("chat"))
 
 
+def begun(server):
+    """A thread in which a server serves to its end, which gives it the exit code of its process."""
+
+    def serve():
+        try:
+            server.exit_code = 0 if server.serve_to_end() else 1
+        except SystemExit as ended:
+            server.exit_code = ended.code
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    while thread.is_alive() and not server.started:  # after the warm-up, which steps too
+        time.sleep(0.001)
+    return thread
+
+
 @contextmanager
 def served(path, settings=None, tell=None, **options):
     """A server that is drained at the end. `url` is where it is."""
@@ -39,10 +55,7 @@ def served(path, settings=None, tell=None, **options):
         taken.close()
         raise
     server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    thread = threading.Thread(target=server.serve_to_end, daemon=True)
-    thread.start()
-    while thread.is_alive() and not server.started:  # after the warm-up, which steps too
-        time.sleep(0.001)
+    thread = begun(server)
     try:
         yield server
     finally:

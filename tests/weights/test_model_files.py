@@ -54,6 +54,7 @@ def test_a_file_that_changed_is_refused(folder, how):
         path.unlink()
     if how == "replaced":
         path.write_bytes(before)
+    assert files.have_changed and (how == "deleted" or not ModelFiles(folder).have_changed)
     with pytest.raises(ReceiptError, match=r"model\.safetensors"):
         files.digests  # noqa: B018
 

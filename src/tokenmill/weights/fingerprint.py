@@ -135,6 +135,11 @@ class ModelFiles:
             raise ReceiptError(f"{' and '.join(changed)} of the model changed since it was loaded: load it again")
         return found
 
+    @property
+    def have_changed(self) -> bool:
+        """Tell whether a file was written or replaced since, or is gone. No file is read."""
+        return self._now() != self._states
+
     def _now(self) -> dict[str, tuple[int, ...] | None]:
         return {name: file_state(file) for name, file in self._files.items()}
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.serve.conftest import MODEL, served, wire
 from tests.serve.loop.test_driver import Gate
+from tests.serve.sessions.test_batches import client_of, line, started
 from tests.serve.start.test_run import BODY, read, running
 from tokenmill.engine.requests import Request
 
@@ -89,7 +90,67 @@ def test_a_second_signal_ends_now(chat_model):
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
-        assert process.wait(60) == 0
+        assert process.wait(60) == 128 + signal.SIGTERM  # the later of the two: their handlers run in order of numbers
+        reading.join(60)
+        assert not reading.is_alive() and last_event(got) == {"error": TOLD}
+
+
+def test_a_second_signal_waits_for_no_step(chat_model, tmp_path):
+    """Also not for one of a batch."""
+    with served(chat_model, drain_s=600.0, batch_dir=tmp_path) as server, client_of(server) as client:
+        gate, got = Gate(server.driver.core), []
+        started(client, [line(1, "/v1/completions", BODY | {"stream": False})], "/v1/completions")
+        assert gate.waits.wait(60)
+        thread = asked(server, "/v1/completions", BODY, got)
+        while not server.num_open:
+            time.sleep(0.01)
+        server.handle_exit(signal.SIGTERM, None)
+        assert not server.ends_now
+        server.handle_exit(signal.SIGTERM, None)
+    thread.join(60)
+    assert got[0][0] == 503 or last_event(got[0][1].splitlines()) == {"error": TOLD}
+    assert server.exit_code == 143 and server.served.batches._thread.is_alive()  # which were not waited for
+    gate.opened.set()
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from tokenmill.cli.process.start import run
+from tokenmill.engine.loop import Loop
+
+step, folder, made = Loop.step, Path(sys.argv.pop(1)), []
+
+def held(self):
+    while len(made) == 3:
+        (folder / "held").touch()
+        time.sleep(0.01)
+    made.extend([0] * (folder / "begin").exists())
+    step(self)
+
+Loop.step = held
+run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "more"), [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGTERM, ["twin"])])
+def test_the_exit_code_of_a_second_signal(chat_model, tmp_path, number, more):
+    """In the midst of a step without an end, of one model or of several, after some pieces of a stream."""
+    more = [f"{name}={chat_model}" for name in more]
+    with running(chat_model, *more, "--shutdown-timeout", "600", program=["-c", HELD, tmp_path]) as (process, url):
+        (tmp_path / "begin").touch()
+        got, begun = [], threading.Event()
+        reading = threading.Thread(target=read, args=(url, got, begun), daemon=True)
+        reading.start()
+        assert begun.wait(60)
+        while not (tmp_path / "held").exists():
+            time.sleep(0.01)
+        process.send_signal(number)
+        while httpx2.get(f"{url}/ready", timeout=60).status_code != 503:
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
         reading.join(60)
         assert not reading.is_alive() and last_event(got) == {"error": TOLD}
 

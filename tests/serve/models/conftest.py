@@ -1,7 +1,5 @@
 """Servers of several tiny models: one of words, one of bytes, and one of words whose text differs."""
 
-import threading
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -9,7 +7,7 @@ import httpx2
 import pytest
 
 from tests.byte_model import save_byte_model
-from tests.serve.conftest import SETTINGS
+from tests.serve.conftest import SETTINGS, begun
 from tests.word_model import save_chat_model
 from tokenmill import load
 from tokenmill.cli.serve.several import residents_of
@@ -54,7 +52,7 @@ def quiet_texts(paths, prompts, count):
 def several(paths, room=3, settings=None, options=None, keep_alive_s=None, tell=None, plan=lambda setup: MODEL_BYTES):
     """A server of several models, of which `room` fit together; it is drained at the end. plan: the bytes of each."""
     taken = listen(Address(port=0))
-    common = Options("", drain_s=10.0, may_go=True, **(options or {}))
+    common = Options(**{"name": "", "drain_s": 10.0, "may_go": True, **(options or {})})
     config = EngineConfig(**(SETTINGS | (settings or {})))
     own = {name: common.session_dir and common.session_dir / name for name in paths}  # as the verb has it
     setups = [
@@ -70,10 +68,7 @@ def several(paths, room=3, settings=None, options=None, keep_alive_s=None, tell=
     residents = residents_of(setups, int(room * MODEL_BYTES), len(common.keys), True, plan)
     server = ModelsServer(residents, taken, replace(common, name=next(iter(paths))), tell)
     server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    thread = threading.Thread(target=server.serve_to_end, daemon=True)
-    thread.start()
-    while thread.is_alive() and not server.started:
-        time.sleep(0.001)
+    thread = begun(server)
     try:
         with httpx2.Client(base_url=server.url, timeout=120, trust_env=False, verify=False) as server.http:
             yield server

@@ -3,6 +3,8 @@
 import asyncio
 import shutil
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.serve.loop.test_driver import Gate
 from tests.serve.models.conftest import MODEL_BYTES, PROMPTS, loaded, several
 from tests.serve.models.test_residents import played, quiet, stage, use
 from tests.serve.models.test_router import complete, text_of
+from tests.serve.sessions.test_batches import BODIES, client_of, line, started
 from tokenmill import load
 from tokenmill.errors import RequestError
 from tokenmill.serve.facts import adapters as adapters_module
@@ -73,7 +76,7 @@ def test_a_long_step_is_waited_for(chat_model):
         gate = Gate(core)
 
         def run():
-            with pytest.raises(RequestError):
+            with suppress(RequestError):  # it may end before the engine is closed
                 server.served.engine.generate("w1")
 
         running = threading.Thread(target=run)
@@ -87,6 +90,29 @@ def test_a_long_step_is_waited_for(chat_model):
         ending.join(60)
         running.join(60)
         assert ended == [True] and core._is_closed
+
+
+def test_a_batch_is_waited_for(chat_model, tmp_path):
+    """The engine is not closed under it, however long what it does takes."""
+    with served(chat_model, batch_dir=tmp_path) as server, client_of(server) as client:
+        worker, looks, ended = server.served.batches, threading.Semaphore(0), []
+        begun, goes_on, finish = threading.Event(), threading.Event(), worker._finish
+
+        def held(*given):
+            begun.set()
+            assert goes_on.wait(60)
+            finish(*given)
+
+        worker._finish = held
+        batch = started(client, [line(1, *BODIES[0])])
+        assert begun.wait(60)
+        ending = threading.Thread(target=lambda: ended.append(server.served.end(lambda: looks.release() or False)))
+        ending.start()
+        assert all(looks.acquire(timeout=60) for _ in range(3)) and not ended
+        assert not server.driver.core._is_closed
+        goes_on.set()
+        ending.join(60)
+        assert ended == [True] and worker.read("open", batch.id)["status"] == "completed"
 
 
 def test_an_engine_that_cannot_be_served_is_closed(paths, monkeypatch):
@@ -159,6 +185,39 @@ def test_a_signal_while_a_model_is_loaded(paths, wanted):
         goes_on.set()
         asking.join(60)
         assert texts == [wanted["words", PROMPTS[0]]]
+
+
+@pytest.mark.parametrize("what", ["a step", "a load", "an end"])
+def test_a_second_signal_waits_for_nothing(paths, what):
+    begun, ends, got = threading.Event(), threading.Event(), []
+
+    def held(*given):
+        begun.set()
+        assert ends.wait(60)
+
+    with several(paths, options={"drain_s": 600.0}) as server:
+        words, bytes_, _ = server.residents.all
+        for name in ("words", "bytes"):
+            assert complete(server, name, "w1").status_code == 200
+        if what == "a load":
+            server.residents._load = held
+        else:
+            gate = Gate(bytes_.served.driver.core)
+            gate.opened, gate.waits = ends, begun
+        name = "other" if what == "a load" else "bytes"
+        asking = threading.Thread(target=lambda: got.append(complete(server, name, PROMPTS[0]).status_code))
+        asking.start()
+        assert begun.wait(60)
+        if what == "an end":
+            server._work.get_loop().call_soon_threadsafe(server.residents.unload_soon, words)
+            while words.state != UNLOADING:
+                time.sleep(0.001)
+        for _ in range(2):
+            server.handle_exit(15, None)
+        asking.join(60)
+        assert got == [503]
+    assert server.exit_code == 143
+    ends.set()
 
 
 # ---- memory
@@ -237,6 +296,41 @@ def test_files_that_were_replaced_are_served_as_they_are(paths, wanted, tmp_path
         assert refused.status_code == 503 and "the server's log says why" in refused.text
 
 
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_unloaded_model_is_described_by_its_files_of_now(paths, tmp_path, is_used):
+    """Files that are gone or damaged leave what was known, and say so."""
+    model = tmp_path / "model"
+    both = {"model": str(model), "bytes": paths["bytes"]}
+
+    def facts():
+        (listed,) = (each for each in server.http.get("/v1/models").json()["data"] if each["id"] == "model")
+        assert server.http.get("/v1/models/model").json() == listed
+        shown = server.http.post("/api/show", json={"model": "model"}).json()
+        (tagged,) = (each for each in server.http.get("/api/tags").json()["models"] if each["name"].startswith("model"))
+        found = shown["details"]["family"], tagged["details"]["family"], bool(tagged["digest"])
+        return listed["state"], *found
+
+    shutil.copytree(paths["words"], model)
+    with several(both, room=1) as server:
+        if is_used:
+            assert complete(server, "model", "w1").status_code == complete(server, "bytes", "a").status_code == 200
+        assert facts() == ("unloaded", "llama", "llama", is_used)
+        shutil.rmtree(model)
+        shutil.copytree(paths["other"], model)
+        assert facts() == ("unloaded", "qwen2", "qwen2", False)
+        (model / "config.json").rename(tmp_path / "config.json")
+        assert facts() == ("unreadable", "qwen2", "qwen2", False)
+        assert complete(server, "model", "w1").status_code == 503
+        (tmp_path / "config.json").rename(model / "config.json")
+        assert facts() == ("unloaded", "qwen2", "qwen2", False)
+        assert complete(server, "model", "w1").status_code == 200
+        assert facts() == ("loaded", "qwen2", "qwen2", True)
+        shutil.rmtree(model)
+        assert facts() == ("loaded", "qwen2", "qwen2", True)
+        assert complete(server, "bytes", "a").status_code == 200
+        assert facts() == ("unreadable", "qwen2", "qwen2", True)
+
+
 # ---- adapters
 
 
@@ -268,6 +362,9 @@ def test_one_name_is_given_to_one_adapter(paths, tmp_path, monkeypatch):
         goes_on.set()
         loading.join(60)
         assert answers[0].status_code == 200
+        monkeypatch.setattr(adapters_module, "_load", lambda *given: read(*given) or read(*given))  # another is first
+        twice = load_adapter("words", "second")
+        assert twice.status_code == 409 and "'second' is loaded already" in twice.text
         assert text_of(complete(server, "mine", PROMPTS[0])) != text_of(complete(server, "twin", PROMPTS[0]))
 
 

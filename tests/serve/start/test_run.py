@@ -27,9 +27,9 @@ BODY = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0, "stream": True}
 
 
 @contextmanager
-def running(path, *options):
-    """`tokenmill serve` in a process, at a free port; the process and its URL."""
-    command = [sys.executable, "-m", "tokenmill", "serve", path, "--port", "0", "--dtype", "float32", *options]
+def running(path, *options, program=("-m", "tokenmill")):
+    """`tokenmill serve` in a process, at a free port; the process and its URL. program: what Python runs."""
+    command = [sys.executable, *program, "serve", path, "--port", "0", "--dtype", "float32", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         first = next(line for line in process.stderr if "Ctrl-C ends" in line)

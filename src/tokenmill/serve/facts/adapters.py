@@ -39,7 +39,7 @@ async def load(call: Call) -> Response:
     if call.service.model.is_own(name):
         raise ApiError(409, f"{name!r} is the name of the model itself", "lora_name")
     if name in call.service.engine.adapters and not call.body.load_inplace:
-        raise ApiError(409, f"{name!r} is loaded already; load_inplace replaces it", "lora_name")
+        raise _there_already(name)
     with call.service.admit_adapter(name, weights_bytes(path)):
         await call.service.in_thread(call.request, _load, call.service.engine, name, path, call.body.load_inplace)
     return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
@@ -80,9 +80,15 @@ def _inside(folder: Path, given: str) -> Path:
     return path
 
 
+def _there_already(name: str) -> ApiError:
+    return ApiError(409, f"{name!r} is loaded already; load_inplace replaces it", "lora_name")
+
+
 def _load(engine: Engine, name: str, path: Path, replace: bool) -> None:
     try:
         engine.load_adapter(name, path, replace=replace)
     except (CheckpointError, ConfigError, CapacityError, RequestError) as error:
+        if name in engine.adapters and not replace:
+            raise _there_already(name) from None  # another client has loaded it meanwhile
         said = str(error).replace(f"{path.parent}/", "")  # what lies where on the server is nobody's business
         raise ApiError(400, said, "lora_path") from None

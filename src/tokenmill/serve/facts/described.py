@@ -18,6 +18,7 @@ from tokenmill.settings.recommended import Recommended
 from tokenmill.text.infill import marks_of
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.fingerprint import ModelFiles
 from tokenmill.weights.generation import recommended
 
 
@@ -33,7 +34,8 @@ class DescribedAdapter:
 @dataclass(frozen=True)
 class Described:
     """The facts of a model. name: to clients. created: when it was first described, in seconds. digest: of the digests
-    of its files; empty before they were read. state: loaded, or what it is instead. can: see capabilities_of.
+    of its files; empty before they were read. state: loaded, or what it is instead. can: see capabilities_of. files:
+    from which the facts are.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Described:
     template: str
     can: tuple[str, ...]
     defaults: Recommended
+    files: ModelFiles
     digest: str = ""
     is_one_file: bool = False
     state: str = "loaded"
@@ -75,6 +78,7 @@ def describe_service(service: Service) -> Described:
         (loaded.tokenizer and loaded.tokenizer.chat_template) or "",
         capabilities_of(loaded.resolved, loaded.tokenizer),
         loaded.generation_defaults,
+        loaded.files,
         sha256(dumps(dict(loaded.fingerprint), sort_keys=True).encode()).hexdigest(),
         [*loaded.fingerprint] == ["weights"],  # one file has all
         adapters={
@@ -87,6 +91,7 @@ def describe_service(service: Service) -> Described:
 
 def describe_files(name: str, path: Path, config: EngineConfig, template: str | None) -> Described:
     """Describe a model by its files, of which headers and the tokenizer are read. template: in the place of its own."""
+    files = ModelFiles(path)  # before they are read, lest a change meanwhile is missed
     checkpoint = open_checkpoint(path)
     resolved = resolve_checkpoint(checkpoint, config)
     tokenizer = find_tokenizer(checkpoint, config.tokenizer, resolved.model.vocab_size)
@@ -98,6 +103,7 @@ def describe_files(name: str, path: Path, config: EngineConfig, template: str | 
         (tokenizer and tokenizer.chat_template) or "",
         capabilities_of(resolved, tokenizer),
         recommended(checkpoint, config.generation_config),
+        files,
         is_one_file=path.suffix == ".gguf",
         state="unloaded",
     )

@@ -2,14 +2,16 @@
 
 What is still running when its time is over gets an error: a response of its own if nothing was sent yet, an event if it
 is a stream. So a stream ends with a finish or with an error, and no client takes a broken connection for the end of a
-text.
+text. After a second signal nothing else is waited for, a step or a load neither.
 """
 
 import asyncio
+import signal
 import socket
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -36,6 +38,7 @@ class DrainingServer(uvicorn.Server):
         """Serve an application. tell: writes a line for each request."""
         self._endings, self._options = Endings(app), options
         self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
+        self._ended_by: int | None = None
         super().__init__(_config(AccessLog(self._endings, tell, options.log_format), options))
 
     @property
@@ -49,15 +52,40 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
+        if self._ends_s is not None:
+            self._ended_by = sig
         self.drain(None if self._ends_s is None else 0.0)
+
+    @property
+    def ends_now(self) -> bool:
+        """Tell whether a second signal has come."""
+        return self._ended_by is not None
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end. SystemExit with the exit code of a second signal, if one came."""
+        try:
+            super().run(sockets)
+        except KeyboardInterrupt:  # it came after uvicorn had given the signals back
+            self._ended_by = signal.SIGINT
+        if self._ended_by is not None:
+            raise SystemExit(128 + self._ended_by)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server."""
+        try:
+            await super().serve(sockets)
+        finally:
+            if self.ends_now:  # asyncio waits for the threads of its executor
+                asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Take no more requests, and end when all that run have ended, at the latest after the timeout.
 
-        It may be called from any thread.
+        It may be called from any thread, and again, which does not put the end off.
         """
         self.refuse_new()
-        self._ends_s = time.monotonic() + (self._options.drain_s if timeout_s is None else timeout_s)
+        ends_s = time.monotonic() + (self._options.drain_s if timeout_s is None else timeout_s)
+        self._ends_s = ends_s if self._ends_s is None else min(ends_s, self._ends_s)
 
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn.Server: called ten times a second."""

@@ -1,10 +1,12 @@
 """One of several models: its settings, whether it is loaded, who uses it, and who waits for it."""
 
 import asyncio
+import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tokenmill.errors import TokenmillError
 from tokenmill.hub.names import locate
 from tokenmill.serve.facts.described import Described, describe_files, describe_service
 from tokenmill.serve.request.fields import LATEST
@@ -14,6 +16,9 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.adapters.named import named_adapters, paths_of_settings, weights_bytes
 
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
+UNREADABLE = "unreadable"  # told of a model whose files are gone or damaged since it was described
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,13 +133,27 @@ class Hosted:
         self.adapters = self.lost | {name: Path(engine.adapters[name].path) for name in names}
 
     async def describe(self) -> Described:
-        """Describe the model, whether it is loaded or not. The first time its files are read, in a thread."""
+        """Describe the model, whether it is loaded or not. In a thread its files are read, the first time and when they
+        have changed. Where they cannot be read any more, the last facts are told, with the state UNREADABLE.
+        """
         if self.served is not None and self.state == LOADED:
             return describe_service(self.served.service)
-        if self._described is None:
-            self._described = await asyncio.to_thread(self._describe_files)
-        return replace(self._described, state=self.state)
+        last = self._described
+        try:
+            found = await asyncio.to_thread(self._described_anew, last)
+        except (TokenmillError, OSError) as error:
+            if last is None:
+                raise
+            log.warning("%s was described before, but its files cannot be read any more: %s", self.name, error)
+            return replace(last, state=UNREADABLE)
+        if self._described is last:  # else it was loaded and unloaded meanwhile
+            self._described = found
+        return replace(found, state=self.state)
 
-    def _describe_files(self) -> Described:
+    def _described_anew(self, last: Described | None) -> Described:
+        """Describe the files; return the last facts where these files have not changed."""
+        if last is not None and not last.files.have_changed:
+            return last
         engine = self.setup.engine
-        return describe_files(self.name, locate(engine.model), engine, self.setup.template)
+        found = describe_files(self.name, locate(engine.model), engine, self.setup.template)
+        return found if last is None else replace(found, adapters=last.adapters)

@@ -149,10 +149,13 @@ class Residents:
             except Exception:  # what loads and unloads must go on for the other models
                 log.exception("a model cannot be unloaded")
 
-    def close(self) -> bool:
-        """Unload all, when the event loop has ended; return whether no engine has failed."""
+    def close(self, ends_now: bool = False) -> bool:
+        """Unload all, when the event loop has ended; return whether no engine has failed. ends_now: no step is waited
+        for.
+        """
         self.is_draining = True
-        have_lived = [each.served.end(self._is_hung) for each in self.all if each.served is not None]
+        is_hung = (lambda: True) if ends_now else self._is_hung
+        have_lived = [each.served.end(is_hung) for each in self.all if each.served is not None]
         return all(have_lived)
 
     def _is_hung(self) -> bool:

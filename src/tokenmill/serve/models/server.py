@@ -8,6 +8,7 @@ from tokenmill.serve.http.access import recorded
 from tokenmill.serve.http.address import is_loopback
 from tokenmill.serve.http.draining import DrainingServer
 from tokenmill.serve.http.guard import Guard
+from tokenmill.serve.loop.driver import LOOKS_S
 from tokenmill.serve.models.residents import Residents
 from tokenmill.serve.models.router import Router
 from tokenmill.serve.start.options import Options
@@ -29,7 +30,7 @@ class ModelsServer(DrainingServer):
         try:
             self.run(sockets=[self._taken])
         finally:
-            has_lived = self.residents.close()
+            has_lived = self.residents.close(self.ends_now)
         return has_lived
 
     @property
@@ -48,4 +49,5 @@ class ModelsServer(DrainingServer):
         await super().shutdown(sockets)
         if self._work is not None:
             self._work.cancel()
-            await asyncio.wait({self._work})
+            while not self._work.done() and not self.ends_now:
+                await asyncio.wait({self._work}, timeout=LOOKS_S)

@@ -39,7 +39,7 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 RETRY_S = 10.0  # after a full disk, or where another server runs a batch
 LOOK_S = 1.0
 MOST_TRIES = 3
-STOP_S = 5.0
+LOOKS_S = 0.1  # between two looks whether a step hangs that the end of the thread waits for
 MOST_FAULTS = 100
 OPEN_TENANT = "open"  # of a server without keys
 
@@ -71,11 +71,14 @@ class BatchWorker:
         self._halt.set()
         self._wake.set()
 
-    def stop(self) -> None:
-        """End the thread, and wait for that."""
+    def stop(self, is_hung: Callable[[], bool]) -> bool:
+        """End the thread, and wait for that; return False where `is_hung` says that its step has no end."""
         self.begin_to_stop()
-        if self._thread.is_alive():
-            self._thread.join(STOP_S)
+        while self._thread.is_alive():
+            if is_hung():
+                return False
+            self._thread.join(LOOKS_S)
+        return True
 
     def create(self, tenant: str, endpoint: str, file: str, metadata: Json | None) -> Json:
         """Queue a batch. ApiError 404 if there is no such file."""

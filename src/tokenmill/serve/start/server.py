@@ -78,9 +78,9 @@ class Served:
         A step that is being made is waited for, unless it hangs: then the engine is left as it is, for the end of the
         process. is_hung: see Driver.stop.
         """
-        if self.batches is not None:
-            self.batches.stop()
-        if has_stopped := self.driver.stop(is_hung):
+        is_hung = is_hung or (lambda: self.driver.is_hung)
+        has_stopped = (self.batches is None or self.batches.stop(is_hung)) and self.driver.stop(is_hung)
+        if has_stopped:
             self.engine.close()
         self._observed.close()
         return has_stopped and not self.driver.has_failed
@@ -164,7 +164,7 @@ class Server(DrainingServer):
             self.served.begin()
             self.run(sockets=[self._taken])
         finally:
-            has_lived = self.served.end()
+            has_lived = self.served.end(lambda: self.ends_now or self.driver.is_hung)
         return has_lived
 
     @property
