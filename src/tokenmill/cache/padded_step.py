@@ -4,13 +4,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tokenmill.cache.formats.layer import over
+from tokenmill.cache.pool import LayerKept, LayerStates
+
 
 @dataclass(slots=True)
 class PaddedStep:
     """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
 
     A shorter sequence is padded with its last token, which is then written twice; the caller cuts the logits of padding
-    off. keys_BL: the slots of positions 0 to L, arbitrary beyond the sequence's end. rows_R: as Step's.
+    off. keys_BL: the slots of positions 0 to L, arbitrary beyond the sequence's end. rows_R: as Step's. states_B and
+    saves_BC: of layers that keep states, see Inputs.
     """
 
     token_ids_T: Tensor
@@ -19,3 +23,17 @@ class PaddedStep:
     keys_BL: Tensor
     rows_R: Tensor | None
     num_rows: int
+    states_B: Tensor | None = None
+    saves_BC: Tensor | None = None
+
+
+class StatesOver(LayerStates):
+    """The states of a layer over given tensors."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+
+def kept_over(layer: LayerKept, *tensors: Tensor) -> LayerKept:
+    """Make the same layer of the cache over other allocations."""
+    return StatesOver(*tensors) if isinstance(layer, LayerStates) else over(layer, *tensors)

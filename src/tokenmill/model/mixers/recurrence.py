@@ -9,8 +9,10 @@ change is the value itself (Mamba 2: Dao & Gu 2024, arXiv 2405.21060), or by the
 import torch
 from torch import Tensor
 
+from tokenmill.cache.padded_step import PaddedStep, StatesOver
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Step
+from tokenmill.model.mixers.padded_states import read_states, run_span, slots_of, write_states
 from tokenmill.model.mixers.rounds import rounds_of
 
 
@@ -26,20 +28,22 @@ def recur(
     decay: Tensor,
     beta_TN: Tensor | None,
     kept: LayerStates,
-    step: Step,
+    step: Step | PaddedStep,
 ) -> Tensor:
     """Take all tokens of a step into the states and read each token's output, [T, N, V]; float32 throughout.
 
     decay: of each head, [T, N], or of each number of its key, [T, N, K]. beta_TN: for the delta rule, None without. The
     states are the second state of the layer.
     """
+    if isinstance(step, PaddedStep):
+        return _recur_padded(query_TNK, key_TNK, value_TNV, decay, beta_TN, kept.tensors[1], *slots_of(step))
     whole = rounds_of(step)
     state_BNSKC = kept.read(whole.slots, 1)
     shape = (*state_BNSKC.shape[1:3], state_BNSKC.shape[-1])
     key_TNK, query_TNK = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
     value_TNSC = value_TNV.view(-1, *shape)
     out_TNSC = torch.empty_like(value_TNSC)
-    decay_TN1K1 = decay[:, :, None, None, None] if decay.dim() == 2 else decay[:, :, None, :, None]
+    decay_TN1K1 = _decays(decay)
     for each in whole.rounds:
         rows = each.rows_B
         state, key = state_BNSKC[: len(rows)], key_TNK[rows]
@@ -52,3 +56,66 @@ def recur(
         for text, slot in each.saved:
             kept.write(1, [slot], state[text : text + 1])
     return out_TNSC.flatten(-2)
+
+
+def _decays(decay: Tensor) -> Tensor:
+    """View decays as factors of states, [T, N, 1, K or 1, 1]."""
+    return decay[:, :, None, None, None] if decay.dim() == 2 else decay[:, :, None, :, None]
+
+
+def _recur_padded(
+    query_TNK: Tensor,
+    key_TNK: Tensor,
+    value_TNV: Tensor,
+    decay: Tensor,
+    beta_TN: Tensor | None,
+    states: Tensor,
+    states_B: Tensor,
+    saves_BC: Tensor,
+) -> Tensor:
+    if saves_BC.shape[1] > 1:
+        return recur_span(query_TNK, key_TNK, value_TNV, decay, beta_TN, states, states_B, saves_BC)
+    state_BNSKC = read_states(states, states_B) * _decays(decay)
+    key_BN1K1, query_BN1K1 = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
+    change_BNSC = value_TNV.unflatten(-1, (states.shape[2], -1))
+    if beta_TN is not None:
+        change_BNSC = (change_BNSC - (state_BNSKC * key_BN1K1).sum(-2)) * beta_TN[:, :, None, None]
+    state_BNSKC = state_BNSKC + key_BN1K1 * change_BNSC[..., None, :]
+    write_states(states, saves_BC[:, 0], state_BNSKC)
+    return (state_BNSKC * query_BN1K1).sum(-2).flatten(-2)
+
+
+@torch.library.custom_op("tokenmill::recur_span", mutates_args=("states",))
+def recur_span(
+    query_TNK: Tensor,
+    key_TNK: Tensor,
+    value_TNV: Tensor,
+    decay: Tensor,
+    beta_TN: Tensor | None,
+    states: Tensor,
+    states_B: Tensor,
+    saves_BC: Tensor,
+) -> Tensor:
+    """Take the tokens of one span into the states: the operation for compiled code."""
+    kept, each = StatesOver(states, states), (query_TNK, key_TNK, value_TNV, decay)  # whichever state is asked for
+
+    def run(count: int, step: Step) -> Tensor:
+        beta = None if beta_TN is None else beta_TN[:count]
+        query, key, value, decays = (tensor[:count] for tensor in each)
+        return recur(query, key, value, decays, beta, kept, step)
+
+    return run_span(run, states_B, saves_BC)
+
+
+@recur_span.register_fake
+def _(
+    query_TNK: Tensor,
+    key_TNK: Tensor,
+    value_TNV: Tensor,
+    decay: Tensor,
+    beta_TN: Tensor | None,
+    states: Tensor,
+    states_B: Tensor,
+    saves_BC: Tensor,
+) -> Tensor:
+    return torch.empty_like(value_TNV, memory_format=torch.contiguous_format)

@@ -105,7 +105,9 @@ def _powers(first: int, factor: int, last: int) -> list[int]:
 
 class Inputs(NamedTuple):
     """A micro-batch as int64 tensors. offsets_L: 0, 1, … up to its longest. rows_B: None where all rows are wanted.
-    slots_B2: of program graphs, see StepRows.
+
+    states_B and saves_BC, where layers keep states: the slot with which each sequence begins, -1 for the begin of a
+    text, and the slot that is filled after each token, -1 for none.
     """
 
     token_ids_BC: Tensor
@@ -113,7 +115,8 @@ class Inputs(NamedTuple):
     tables_BM: Tensor
     offsets_L: Tensor
     rows_B: Tensor | None
-    slots_B2: Tensor | None = None
+    states_B: Tensor | None = None
+    saves_BC: Tensor | None = None
 
     def __str__(self) -> str:
         sequences, tokens = self.token_ids_BC.shape
@@ -126,7 +129,14 @@ class Inputs(NamedTuple):
         slots_BC = torch.gather(self.tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
         token_ids_T = self.token_ids_BC.flatten()
         num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
-        return PaddedStep(token_ids_T, self.positions_BC.flatten(), slots_BC.flatten(), keys_BL, self.rows_B, num_rows)
+        places = self.positions_BC.flatten(), slots_BC.flatten(), keys_BL
+        return PaddedStep(token_ids_T, *places, self.rows_B, num_rows, self.states_B, self.saves_BC)
+
+    def without_states(self) -> "Inputs":
+        """Leave all states as they are: what is run only to be compiled or recorded may run several times."""
+        if self.states_B is None or self.saves_BC is None:
+            return self
+        return self._replace(states_B=torch.full_like(self.states_B, -1), saves_BC=torch.full_like(self.saves_BC, -1))
 
 
 Cache = list[tuple[Tensor, ...]]
@@ -148,6 +158,7 @@ class MicroBatched(Eager):
         decoder, pool = self.decoder, parts.pool
         self._slots_of = pool.slots_of
         self.cache = [layer.tensors for layer in pool.layers]
+        self.keeps_states = bool(pool.spec.states)
         self.device, self.block_size = decoder.embedding.weight.device, pool.spec.block_size
         self._max_sequences = parts.config.max_sequences
         if self.device.type == "cpu":
@@ -198,7 +209,21 @@ class MicroBatched(Eager):
         if not shape.all_rows and shape.num_tokens > 1:
             last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(batch)]
             rows_B = to_device(last + last[-1:] * missing, step.device)
-        return Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, self._offsets_P[: shape.num_keys], rows_B)
+        offsets_L = self._offsets_P[: shape.num_keys]
+        inputs = Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, offsets_L, rows_B)
+        return self._with_states(inputs, batch, step.device) if self.keeps_states else inputs
+
+    def _with_states(self, inputs: Inputs, batch: MicroBatch, device: torch.device) -> Inputs:
+        """Add the slots of states."""
+        num_sequences, num_tokens = inputs.token_ids_BC.shape
+        saves = [[-1] * num_tokens for _ in batch]
+        for row, span in zip(saves, batch, strict=True):
+            for count, slot in span.saves:
+                row[count - 1] = slot
+        states = [-1 if span.state is None else span.state for span in batch]
+        missing = num_sequences - len(batch)
+        tensors = (to_device(each + each[-1:] * missing, device) for each in (states, saves))
+        return inputs._replace(**dict(zip(("states_B", "saves_BC"), tensors, strict=True)))
 
     def _run_modules(self, step: Step) -> Output:
         if self.adapted is None:
