@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tokenmill.cache.padded_step import PaddedStep, StatesOver
 from tokenmill.cache.pool import LayerStates
-from tokenmill.cache.step import Step
-from tokenmill.model.mixers.padded_states import read_states, run_span, slots_of, write_states
+from tokenmill.cache.step import Span, Step
+from tokenmill.model.mixers.padded_states import read_states, saves_of, without_padding, write_states
 from tokenmill.model.mixers.rounds import rounds_of
 
 
@@ -36,7 +36,7 @@ def recur(
     states are the second state of the layer.
     """
     if isinstance(step, PaddedStep):
-        return _recur_padded(query_TNK, key_TNK, value_TNV, decay, beta_TN, kept.tensors[1], *slots_of(step))
+        return _recur_padded(query_TNK, key_TNK, value_TNV, decay, beta_TN, kept.tensors[1], step)
     whole = rounds_of(step)
     state_BNSKC = kept.read(whole.slots, 1)
     shape = (*state_BNSKC.shape[1:3], state_BNSKC.shape[-1])
@@ -70,41 +70,45 @@ def _recur_padded(
     decay: Tensor,
     beta_TN: Tensor | None,
     states: Tensor,
-    states_B: Tensor,
-    saves_BC: Tensor,
+    step: PaddedStep,
 ) -> Tensor:
-    if saves_BC.shape[1] > 1:
-        return recur_span(query_TNK, key_TNK, value_TNV, decay, beta_TN, states, states_B, saves_BC)
-    state_BNSKC = read_states(states, states_B) * _decays(decay)
+    state_BNSKC = read_states(states, step)
+    if len(value_TNV) > len(state_BNSKC):
+        counts_S, _ = saves_of(step)
+        out_TNV, kept = recur_span(query_TNK, key_TNK, value_TNV, decay, beta_TN, state_BNSKC, counts_S)
+        write_states(states, step, kept)
+        return without_padding(out_TNV, step)
     key_BN1K1, query_BN1K1 = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
     change_BNSC = value_TNV.unflatten(-1, (states.shape[2], -1))
+    state_BNSKC = state_BNSKC * _decays(decay)
     if beta_TN is not None:
         change_BNSC = (change_BNSC - (state_BNSKC * key_BN1K1).sum(-2)) * beta_TN[:, :, None, None]
     state_BNSKC = state_BNSKC + key_BN1K1 * change_BNSC[..., None, :]
-    write_states(states, saves_BC[:, 0], state_BNSKC)
+    write_states(states, step, state_BNSKC)
     return (state_BNSKC * query_BN1K1).sum(-2).flatten(-2)
 
 
-@torch.library.custom_op("tokenmill::recur_span", mutates_args=("states",))
+@torch.library.custom_op("tokenmill::recur_span", mutates_args=())
 def recur_span(
     query_TNK: Tensor,
     key_TNK: Tensor,
     value_TNV: Tensor,
     decay: Tensor,
     beta_TN: Tensor | None,
-    states: Tensor,
-    states_B: Tensor,
-    saves_BC: Tensor,
-) -> Tensor:
-    """Take the tokens of one span into the states: the operation for compiled code."""
-    kept, each = StatesOver(states, states), (query_TNK, key_TNK, value_TNV, decay)  # whichever state is asked for
+    state_BNSKC: Tensor,
+    counts_S: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Take the tokens of one span into its state; return their outputs, and the states after so many of them.
 
-    def run(count: int, step: Step) -> Tensor:
-        beta = None if beta_TN is None else beta_TN[:count]
-        query, key, value, decays = (tensor[:count] for tensor in each)
-        return recur(query, key, value, decays, beta, kept, step)
-
-    return run_span(run, states_B, saves_BC)
+    They change the state one after the other, which no compiler unrolls: it calls this operation. It changes none of
+    its inputs, because the regions in which equal layers are compiled once have no place for operations that do.
+    """
+    counts = counts_S.tolist()
+    span = Span(0, counts[-1], 0, None, None, state=0, saves=tuple(zip(counts, range(1, len(counts) + 1), strict=True)))
+    states = torch.cat([state_BNSKC, state_BNSKC.expand(len(counts), *state_BNSKC.shape[1:])])
+    step = Step((), (), (), [span], None, 0, counts_S.device)
+    kept = StatesOver(states, states)  # the second of them is read
+    return recur(query_TNK, key_TNK, value_TNV, decay, beta_TN, kept, step), states[1:].clone()
 
 
 @recur_span.register_fake
@@ -114,8 +118,7 @@ def _(
     value_TNV: Tensor,
     decay: Tensor,
     beta_TN: Tensor | None,
-    states: Tensor,
-    states_B: Tensor,
-    saves_BC: Tensor,
-) -> Tensor:
-    return torch.empty_like(value_TNV, memory_format=torch.contiguous_format)
+    state_BNSKC: Tensor,
+    counts_S: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return value_TNV.new_empty(value_TNV.shape), state_BNSKC.new_empty(len(counts_S), *state_BNSKC.shape[1:])

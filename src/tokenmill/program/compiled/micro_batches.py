@@ -105,9 +105,7 @@ def _powers(first: int, factor: int, last: int) -> list[int]:
 
 class Inputs(NamedTuple):
     """A micro-batch as int64 tensors. offsets_L: 0, 1, … up to its longest. rows_B: None where all rows are wanted.
-
-    states_B and saves_BC, where layers keep states: the slot with which each sequence begins, -1 for the begin of a
-    text, and the slot that is filled after each token, -1 for none.
+    states_B and saves_S2, where layers keep states: see PaddedStep.
     """
 
     token_ids_BC: Tensor
@@ -116,7 +114,7 @@ class Inputs(NamedTuple):
     offsets_L: Tensor
     rows_B: Tensor | None
     states_B: Tensor | None = None
-    saves_BC: Tensor | None = None
+    saves_S2: Tensor | None = None
 
     def __str__(self) -> str:
         sequences, tokens = self.token_ids_BC.shape
@@ -130,13 +128,15 @@ class Inputs(NamedTuple):
         token_ids_T = self.token_ids_BC.flatten()
         num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
         places = self.positions_BC.flatten(), slots_BC.flatten(), keys_BL
-        return PaddedStep(token_ids_T, *places, self.rows_B, num_rows, self.states_B, self.saves_BC)
+        return PaddedStep(token_ids_T, *places, self.rows_B, num_rows, self.states_B, self.saves_S2)
 
     def without_states(self) -> "Inputs":
         """Leave all states as they are: what is run only to be compiled or recorded may run several times."""
-        if self.states_B is None or self.saves_BC is None:
+        if self.saves_S2 is None:
             return self
-        return self._replace(states_B=torch.full_like(self.states_B, -1), saves_BC=torch.full_like(self.saves_BC, -1))
+        saves_S2 = self.saves_S2.clone()
+        saves_S2[:, 1] = -1
+        return self._replace(saves_S2=saves_S2)
 
 
 Cache = list[tuple[Tensor, ...]]
@@ -214,16 +214,14 @@ class MicroBatched(Eager):
         return self._with_states(inputs, batch, step.device) if self.keeps_states else inputs
 
     def _with_states(self, inputs: Inputs, batch: MicroBatch, device: torch.device) -> Inputs:
-        """Add the slots of states."""
-        num_sequences, num_tokens = inputs.token_ids_BC.shape
-        saves = [[-1] * num_tokens for _ in batch]
-        for row, span in zip(saves, batch, strict=True):
-            for count, slot in span.saves:
-                row[count - 1] = slot
+        """Add the slots of states. A span has two saves at least, so that their number is never a case of its own."""
         states = [-1 if span.state is None else span.state for span in batch]
+        saves = [save for span in batch for save in span.saves]
+        num_sequences, num_tokens = inputs.token_ids_BC.shape
         missing = num_sequences - len(batch)
-        tensors = (to_device(each + each[-1:] * missing, device) for each in (states, saves))
-        return inputs._replace(**dict(zip(("states_B", "saves_BC"), tensors, strict=True)))
+        more = missing if num_tokens == 1 else max(2 - len(saves), 0)
+        tensors = to_device(states + states[-1:] * missing, device), to_device(saves + saves[-1:] * more, device)
+        return inputs._replace(states_B=tensors[0], saves_S2=tensors[1])
 
     def _run_modules(self, step: Step) -> Output:
         if self.adapted is None:

@@ -147,7 +147,7 @@ def _run(forward: Forward, inputs: Inputs, cache: Cache) -> Tensor:
 
 def _mark_dynamic(inputs: Inputs) -> None:
     """Mark the sizes that may differ: sequences, tokens and positions, except 1, which is a case of its own."""
-    for tensor, num_dynamic in zip(inputs, (2, 2, 1, 1, 1, 1, 2), strict=True):
+    for tensor, num_dynamic in zip(inputs, (2, 2, 1, 1, 1, 1, 1), strict=True):
         for dimension in range(num_dynamic):
             if tensor is not None and tensor.shape[dimension] > 1:
                 torch._dynamo.mark_dynamic(tensor, dimension)

@@ -74,7 +74,7 @@ class Graphs(MicroBatched):
         take its token twice.
         """
         inputs = super().stage(batch, shape, step)
-        for each in (inputs.positions_BC, inputs.states_B, inputs.saves_BC):
+        for each in (inputs.positions_BC, inputs.states_B, inputs.saves_S2):
             if each is not None and self.keeps_states:
                 each[len(batch) :] = -1
         return inputs
@@ -99,8 +99,8 @@ class Graphs(MicroBatched):
     def _run(self, inputs: Inputs, cache: Cache) -> Tensor:
         splits = triton.cdiv(len(inputs.offsets_L), SPLIT)
         slots_B2 = None
-        if inputs.states_B is not None and inputs.saves_BC is not None:
-            slots_B2 = torch.cat((inputs.states_B[:, None], inputs.saves_BC), dim=1)
+        if inputs.states_B is not None and inputs.saves_S2 is not None:
+            slots_B2 = torch.stack((inputs.states_B, inputs.saves_S2[:, 1]), dim=1)
         rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch, slots_B2)
         with LAUNCHES:
             return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)
