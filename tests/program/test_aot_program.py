@@ -16,6 +16,9 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 
+STATEFUL = ("lfm2", "qwen3_5_text", "nemotron_h", "kimi_linear", "falcon_h1")
+
+
 class Uncompiled:
     """A part of the forward as it is given to the compiler. Sizes that are not dynamic are those of its example."""
 
@@ -71,13 +74,13 @@ def packaged(path, folder, phases="both", **how):
 
 @pytest.mark.parametrize(
     ("family", "how"),
-    [("llama", {}), ("gpt2", {"scheme": "q8"}), ("qwen2-window", {"cache_format": "int8"})],
+    [("llama", {}), ("gpt2", {"scheme": "q8"}), ("qwen2-window", {"cache_format": "int8"}), *((name, {}) for name in STATEFUL)],
 )
 def test_every_part_is_called_with_what_it_was_made_for(family, how, parts, tmp_path):
-    """gpt2 has no angles, and the layers of qwen2-window are of two kinds."""
+    """gpt2 has no angles, and the layers of others are of several kinds: in hybrids they keep rows, states or both."""
     path = save(family, tmp_path)
     engine = packaged(path, tmp_path / "x.aot", **how)
-    layers = 2 if family == "qwen2-window" else 1
+    layers = {"llama": 1, "gpt2": 1, "nemotron_h": 4, "falcon_h1": 1}.get(family, 2)
     assert sorted(parts) == sorted(
         [f"layer-{kind}-{n}.pt2" for kind in KINDS["both"] for n in range(layers)] + ["end-one.pt2", "end-many.pt2"]
     )

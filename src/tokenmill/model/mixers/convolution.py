@@ -9,7 +9,7 @@ from torch import Tensor
 from tokenmill.cache.padded_step import PaddedStep
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Step
-from tokenmill.model.mixers.padded_states import read_states, saves_of, without_padding, write_states
+from tokenmill.model.mixers.padded_states import is_span, read_states, saves_of, without_padding, write_states
 from tokenmill.model.mixers.rounds import taps_of
 
 
@@ -35,10 +35,10 @@ def _convolve_padded(
     x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None, states: Tensor, step: PaddedStep
 ) -> Tensor:
     before_BWC, x_TC = read_states(states, step), x_TC.float()
-    length, is_span = weight_CL.shape[1], len(x_TC) > len(before_BWC)
-    if is_span:
+    length = weight_CL.shape[1]
+    if is_span(x_TC, step):
         column_RC = torch.cat([before_BWC[0], x_TC])
-        inputs = [column_RC[tap : tap + len(x_TC)] for tap in range(length)]
+        inputs = [column_RC[tap : tap + x_TC.shape[0]] for tap in range(length)]
         counts_S, _ = saves_of(step)
         kept_SWC = column_RC[counts_S[:, None] + torch.arange(length - 1, device=x_TC.device)]
     else:
@@ -48,5 +48,5 @@ def _convolve_padded(
     for input_TC, weight_C in zip(inputs, weight_CL.float().unbind(1), strict=True):
         out_TC = out_TC + input_TC * weight_C
     write_states(states, step, kept_SWC)
-    out_TC = without_padding(out_TC, step) if is_span else out_TC
+    out_TC = without_padding(out_TC, step) if is_span(x_TC, step) else out_TC
     return out_TC if bias_C is None else out_TC + bias_C.float()

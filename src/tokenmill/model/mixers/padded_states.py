@@ -6,6 +6,12 @@ from torch import Tensor
 from tokenmill.cache.padded_step import PaddedStep
 
 
+def is_span(rows_T: Tensor, step: PaddedStep) -> bool:
+    """Tell whether the tokens are those of one span, not one of each sequence. (A tracer takes len for a constant.)"""
+    assert step.states_B is not None, "a step of a model with states"
+    return step.states_B.shape[0] == 1 and rows_T.shape[0] > 1
+
+
 def saves_of(step: PaddedStep) -> tuple[Tensor, Tensor]:
     """Return the counts of tokens and the slots of a step's saves, [S] each."""
     assert step.saves_S2 is not None, "a step of a model with states"
@@ -33,4 +39,4 @@ def without_padding(rows_T: Tensor, step: PaddedStep) -> Tensor:
     """Give the tokens of padding the row of the last token of the span, as they have everywhere."""
     counts_S, _ = saves_of(step)
     last = counts_S[-1] - 1
-    return rows_T[torch.minimum(torch.arange(len(rows_T), device=last.device), last)]
+    return rows_T[torch.minimum(torch.arange(rows_T.shape[0], device=last.device), last)]

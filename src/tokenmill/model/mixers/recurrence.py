@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmill.cache.padded_step import PaddedStep, StatesOver
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Span, Step
-from tokenmill.model.mixers.padded_states import read_states, saves_of, without_padding, write_states
+from tokenmill.model.mixers.padded_states import is_span, read_states, saves_of, without_padding, write_states
 from tokenmill.model.mixers.rounds import rounds_of
 
 
@@ -73,7 +73,7 @@ def _recur_padded(
     step: PaddedStep,
 ) -> Tensor:
     state_BNSKC = read_states(states, step)
-    if len(value_TNV) > len(state_BNSKC):
+    if is_span(value_TNV, step):
         counts_S, _ = saves_of(step)
         out_TNV, kept = recur_span(query_TNK, key_TNK, value_TNV, decay, beta_TN, state_BNSKC, counts_S)
         write_states(states, step, kept)
@@ -121,4 +121,4 @@ def _(
     state_BNSKC: Tensor,
     counts_S: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    return value_TNV.new_empty(value_TNV.shape), state_BNSKC.new_empty(len(counts_S), *state_BNSKC.shape[1:])
+    return value_TNV.new_empty(value_TNV.shape), state_BNSKC.new_empty(counts_S.shape[0], *state_BNSKC.shape[1:])
