@@ -7,7 +7,7 @@ from tokenmill.cache.padded_step import PaddedStep
 
 
 def is_span(rows_T: Tensor, step: PaddedStep) -> bool:
-    """Tell whether the tokens are those of one span, not one of each sequence. (A tracer takes len for a constant.)"""
+    """Tell whether the step is one span, not a token of each sequence. (A tracer takes len for a constant.)"""
     assert step.states_B is not None, "a step of a model with states"
     return step.states_B.shape[0] == 1 and rows_T.shape[0] > 1
 

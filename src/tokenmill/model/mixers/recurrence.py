@@ -46,16 +46,22 @@ def recur(
     decay_TN1K1 = _decays(decay)
     for each in whole.rounds:
         rows = each.rows_B
-        state, key = state_BNSKC[: len(rows)], key_TNK[rows]
-        state *= decay_TN1K1[rows]
-        change = value_TNSC[rows]
-        if beta_TN is not None:
-            change = (change - (state * key).sum(-2)) * beta_TN[rows][:, :, None, None]
-        state += key * change[..., None, :]
-        out_TNSC[rows] = (state * query_TNK[rows]).sum(-2)
+        state, beta_BN = state_BNSKC[: len(rows)], None if beta_TN is None else beta_TN[rows]
+        out_TNSC[rows] = _advance(state, query_TNK[rows], key_TNK[rows], value_TNSC[rows], decay_TN1K1[rows], beta_BN)
         for text, slot in each.saved:
             kept.write(1, [slot], state[text : text + 1])
     return out_TNSC.flatten(-2)
+
+
+def _advance(
+    state_BNSKC: Tensor, query: Tensor, key: Tensor, change: Tensor, decay: Tensor, beta_BN: Tensor | None
+) -> Tensor:
+    """Take a token of each text into its state, in place; return what the token reads."""
+    state_BNSKC *= decay
+    if beta_BN is not None:
+        change = (change - (state_BNSKC * key).sum(-2)) * beta_BN[:, :, None, None]
+    state_BNSKC += key * change[..., None, :]
+    return (state_BNSKC * query).sum(-2)
 
 
 def _decays(decay: Tensor) -> Tensor:
@@ -79,13 +85,10 @@ def _recur_padded(
         write_states(states, step, kept)
         return without_padding(out_TNV, step)
     key_BN1K1, query_BN1K1 = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
-    change_BNSC = value_TNV.unflatten(-1, (states.shape[2], -1))
-    state_BNSKC = state_BNSKC * _decays(decay)
-    if beta_TN is not None:
-        change_BNSC = (change_BNSC - (state_BNSKC * key_BN1K1).sum(-2)) * beta_TN[:, :, None, None]
-    state_BNSKC = state_BNSKC + key_BN1K1 * change_BNSC[..., None, :]
+    value_BNSC = value_TNV.unflatten(-1, (states.shape[2], -1))
+    out_BNSC = _advance(state_BNSKC, query_BN1K1, key_BN1K1, value_BNSC, _decays(decay), beta_TN)
     write_states(states, step, state_BNSKC)
-    return (state_BNSKC * query_BN1K1).sum(-2).flatten(-2)
+    return out_BNSC.flatten(-2)
 
 
 @torch.library.custom_op("tokenmill::recur_span", mutates_args=())

@@ -214,14 +214,19 @@ class MicroBatched(Eager):
         return self._with_states(inputs, batch, step.device) if self.keeps_states else inputs
 
     def _with_states(self, inputs: Inputs, batch: MicroBatch, device: torch.device) -> Inputs:
-        """Add the slots of states. A span has two saves at least, so that their number is never a case of its own."""
+        """Add the slots of states. A span has as many saves as it has of nothing else, and never one: a compiler takes
+        two sizes that are alike for one, and 1 for a case of its own.
+        """
         states = [-1 if span.state is None else span.state for span in batch]
         saves = [save for span in batch for save in span.saves]
-        num_sequences, num_tokens = inputs.token_ids_BC.shape
-        missing = num_sequences - len(batch)
-        more = missing if num_tokens == 1 else max(2 - len(saves), 0)
-        tensors = to_device(states + states[-1:] * missing, device), to_device(saves + saves[-1:] * more, device)
-        return inputs._replace(states_B=tensors[0], saves_S2=tensors[1])
+        num_saves, num_tokens = inputs.token_ids_BC.shape
+        states += states[-1:] * (num_saves - len(batch))
+        if num_tokens > 1:
+            num_saves = max(len(saves), 2)
+            while num_saves in (num_tokens, len(inputs.offsets_L)):
+                num_saves += 1
+        saves += saves[-1:] * (num_saves - len(saves))
+        return inputs._replace(states_B=to_device(states, device), saves_S2=to_device(saves, device))
 
     def _run_modules(self, step: Step) -> Output:
         if self.adapted is None:

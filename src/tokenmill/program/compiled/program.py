@@ -87,8 +87,8 @@ class Compiled(MicroBatched):
         seconds = time.perf_counter() - began_s
         self.compile_s += seconds
         log.info("compiled in %.1f s", seconds)
-        reads_slots = self.keeps_states and inputs.token_ids_BC.shape[1] > 1  # on the host, see run_span
-        return call if self.capture is None or reads_slots else Captured(call, self.capture)
+        varies = self.keeps_states and inputs.token_ids_BC.shape[1] > 1  # in its number of saves
+        return call if self.capture is None or varies else Captured(call, self.capture)
 
     def _compile_aside(self, key: StepShape, inputs: Inputs, has_begun: threading.Event) -> None:
         torch.get_num_threads()  # during the step: a new thread keeps the number of its first call
@@ -127,8 +127,7 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
         dynamic=False,  # sizes that may differ are marked
         options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
     )
-    if dynamic:
-        _mark_dynamic(inputs)
+    _mark_dynamic(inputs, dynamic)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32")  # inductor's advice, which would round float32
@@ -145,9 +144,13 @@ def _run(forward: Forward, inputs: Inputs, cache: Cache) -> Tensor:
     return logits_RV
 
 
-def _mark_dynamic(inputs: Inputs) -> None:
-    """Mark the sizes that may differ: sequences, tokens and positions, except 1, which is a case of its own."""
-    for tensor, num_dynamic in zip(inputs, (2, 2, 1, 1, 1, 1, 1), strict=True):
+def _mark_dynamic(inputs: Inputs, all_sizes: bool) -> None:
+    """Mark the sizes that may differ: sequences, tokens and positions, except 1, which is a case of its own; if not
+    all_sizes, only how many states a span leaves, which no shape declares.
+    """
+    span = int(inputs.token_ids_BC.shape[1] > 1)
+    marked = (2, 2, 1, 1, 1, 1, 1) if all_sizes else (0, 0, 0, 0, 0, 0, span)
+    for tensor, num_dynamic in zip(inputs, marked, strict=True):
         for dimension in range(num_dynamic):
             if tensor is not None and tensor.shape[dimension] > 1:
                 torch._dynamo.mark_dynamic(tensor, dimension)
