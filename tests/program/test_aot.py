@@ -69,6 +69,14 @@ def test_the_tokens_are_the_same_in_any_block_size(compiled, llama):
         same(engine, engine_for(llama, program="eager", block_size=block_size))
 
 
+@pytest.mark.compiler
+def test_a_chunk_takes_states_in_an_operation_that_compiled_code_calls(models, tmp_path):
+    path = save("kimi_linear", models)
+    write(path, tmp_path / "x.aot", compile_phases="prefill")
+    engine, reference = engine_for(path, aot_package=str(tmp_path / "x.aot")), engine_for(path, program="eager")
+    assert together(engine) == together(reference)
+
+
 class Interpreted:
     """A part as it was exported, in the place of its machine code, which is only its number."""
 

@@ -63,7 +63,6 @@ class EagerSpec(ProgramSpec):
 
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
-    mixers = ("attention", "latent", "short_conv", "delta_net", "kda", "mamba2", "absent")
     rarities = (SEVERAL,)
 
     @staticmethod
