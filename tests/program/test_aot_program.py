@@ -70,7 +70,7 @@ def packaged(path, folder, phases="both", **how):
     return engine_for(path, aot_package=str(folder), **how)
 
 
-LAYERS = {"llama": 1, "gpt2": 1, "nemotron_h": 4, "falcon_h1": 1}
+LAYERS = {"llama": 1, "gpt2": 1, "nemotron_h": 4, "falcon_h1": 1, "laguna": 3}
 """How many kinds of layers a family has, where it is not two."""
 
 
@@ -96,7 +96,7 @@ def test_every_part_is_called_with_what_it_was_made_for(family, how, parts, tmp_
     assert all(part.calls for part in parts.values())
 
 
-@pytest.mark.parametrize(("family", "how"), zip(HYBRIDS, MEETS, strict=True))
+@pytest.mark.parametrize(("family", "how"), [*zip(HYBRIDS, MEETS, strict=True)])
 def test_states_of_a_package_meet_other_features(family, how, parts, models, tmp_path):
     """Texts that end at other times than their neighbours, and sessions: those of the modules alone."""
     path = save(family, models)

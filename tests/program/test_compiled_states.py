@@ -47,14 +47,20 @@ STEPS = [
 """Of one text: tokens, where they begin, the slot of its state there, and the saves."""
 
 
+def close(ours, theirs):
+    """Within 2e-5 of the largest number: a delta net multiplies what is rounded otherwise, and law 1 allows it 2e-4."""
+    bound = 2e-5 * float(theirs.nan_to_num().abs().max())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=bound, equal_nan=True)
+
+
 def runs_as_the_modules_do(text, modules):
     for each in (text, modules):
         each.spoil()
     for step in STEPS:
-        torch.testing.assert_close(text.run(*step).logits_RV, modules.run(*step).logits_RV)
+        close(text.run(*step).logits_RV, modules.run(*step).logits_RV)
     for slot in range(8) if text.loaded.program.keeps_states else ():
         for ours, theirs in zip(text.states(slot), modules.states(slot), strict=True):
-            torch.testing.assert_close(ours, theirs, equal_nan=True)
+            close(ours, theirs)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["declared shapes", "any shapes"])
@@ -125,7 +131,7 @@ class Several:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "mode"), zip(LAYERS, ["static", "dynamic", "static", "dynamic", "dynamic", "static"], strict=True)
+    ("family", "mode"), [*zip(LAYERS, ["static", "dynamic", "static", "dynamic", "dynamic", "static"], strict=True)]
 )
 def test_traced_once_for_each_shape_without_a_graph_break(family, mode, models):
     """Spans that leave other numbers of states are no other shape. What is recorded, tokens of several texts among

@@ -85,7 +85,7 @@ def _recur_padded(
         write_states(states, step, kept)
         return without_padding(out_TNV, step)
     key_BN1K1, query_BN1K1 = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
-    value_BNSC = value_TNV.unflatten(-1, (states.shape[2], -1))
+    value_BNSC = value_TNV.view(-1, *states.shape[1:3], states.shape[-1])
     out_BNSC = _advance(state_BNSKC, query_BN1K1, key_BN1K1, value_BNSC, _decays(decay), beta_TN)
     write_states(states, step, state_BNSKC)
     return out_BNSC.flatten(-2)
