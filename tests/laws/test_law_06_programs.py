@@ -45,9 +45,8 @@ def texts(engine_of):
 def test_every_program_says_what_eager_says(family, sampling, how, models, texts):
     path = save(family, models)
     decoder = describe(read_config(json.loads((path / "config.json").read_text())))
-    mixers = {mixer.name for layer in decoder.layers for mixer in layer.mixers}
-    is_plain = mixers <= set(CompiledSpec.mixers) and not any(layer.rarities for layer in decoder.layers)
-    if how["program"] == "compiled" and not is_plain:
+    rarities = {rarity for layer in decoder.layers for rarity in layer.rarities}
+    if how["program"] == "compiled" and not rarities <= set(CompiledSpec.rarities):
         with pytest.raises(ConfigError, match="does not compute"):
             load(path, **how)
         return

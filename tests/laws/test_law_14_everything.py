@@ -441,19 +441,24 @@ def test_every_text_of_a_model_whose_layers_keep_states(program, tmp_path, monke
 
 
 STATEFUL = (*HYBRIDS, "mamba2")  # the last one has no layer that keeps rows
+UNCOMPILED = {"program": "compiled", "compile": "no", "compile_phases": "both", "speculate": "suffix"}
 
 
 @pytest.mark.parametrize(
     ("family", "program"),
     tried(
         STATEFUL,
-        PROGRAMS,
+        PROGRAMS | {"compiled": UNCOMPILED},
         quick=[(family, "native, adaptive") for family in STATEFUL],
-        slow=[*zip(STATEFUL, (name for name in PROGRAMS if name != "native, adaptive"), strict=True)],
+        slow=[
+            *zip(STATEFUL, (name for name in PROGRAMS if name != "native, adaptive"), strict=True),
+            ("nemotron_h", "compiled"),
+        ],
     ),
 )
 def test_every_text_of_a_hybrid(family, program, models, tmp_path):
-    everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
+    """With program compiled in the shapes that it compiles, of which none is compiled."""
+    everything_at_once(save(family, models), (PROGRAMS | {"compiled": UNCOMPILED})[program], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_rank_has_its_share_alone(large):
             "gives each rank a head of Mamba 2, and this model has 8 heads of Mamba 2 for",
         ),
         ("granitemoehybrid-mamba", {"tensor_parallel": 3}, "divides the 2 groups of Mamba 2 among 1 to 2 ranks or"),
-        ("lfm2", {"tensor_parallel": 2, "program": "compiled"}, "does not compute short_conv, the mixer of layer 0"),
+        ("lfm2", {"tensor_parallel": 2, "program": "compiled"}, "computes in one process, and tensor_parallel"),
         ("llama", {"tensor_parallel": 2, "fuse": "none"}, "divides matrices with qkv and gate_up fused"),
         (
             "llama",

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tests.marks import covering
 from tests.peft_adapters import save_adapter
 from tests.program.test_compiled import engine_for, same, save_one_layer, together
-from tests.tiny_models import save
+from tests.tiny_models import HYBRIDS, KINDS, save
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.hub.progress import Silent
@@ -69,6 +69,14 @@ def test_the_tokens_are_the_same_in_any_block_size(compiled, llama):
         same(engine, engine_for(llama, program="eager", block_size=block_size))
 
 
+@pytest.mark.compiler
+def test_a_chunk_takes_states_in_an_operation_that_compiled_code_calls(models, tmp_path):
+    path = save("kimi_linear", models)
+    write(path, tmp_path / "x.aot", compile_phases="prefill")
+    engine, reference = engine_for(path, aot_package=str(tmp_path / "x.aot")), engine_for(path, program="eager")
+    assert together(engine) == together(reference)
+
+
 class Interpreted:
     """A part as it was exported, in the place of its machine code, which is only its number."""
 
@@ -90,7 +98,7 @@ class Interpreted:
 @pytest.mark.parametrize(
     ("family", "how"),
     covering(
-        ["llama", "mixtral", "gpt2"],
+        ["llama", "mixtral", "gpt2", *HYBRIDS, "falcon_h1"],
         [{}, {"scheme": "q8", "cache_format": "int8"}],
         ids=["as it is", "codes"],
         marks=pytest.mark.slow,
@@ -106,7 +114,7 @@ def test_every_part_takes_any_sizes(family, how, tmp_path, monkeypatch):
 
     monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
     monkeypatch.setattr(package, "Loader", Interpreted)
-    path = save_one_layer(family, tmp_path)
+    path = save(family, tmp_path) if family not in KINDS else save_one_layer(family, tmp_path)
     Interpreted.programs.clear()
     write(path, tmp_path / "x.aot", compile_phases="both", **how)
     engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from tests.program.asked import MEETS, texts, told_in_sessions
 from tests.program.test_compiled import engine_for, same
-from tests.tiny_models import save
+from tests.tiny_models import HYBRIDS, save
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.loader.compile import save_aot_package
@@ -69,21 +70,39 @@ def packaged(path, folder, phases="both", **how):
     return engine_for(path, aot_package=str(folder), **how)
 
 
+LAYERS = {"llama": 1, "gpt2": 1, "nemotron_h": 4, "falcon_h1": 1, "laguna": 3}
+"""How many kinds of layers a family has, where it is not two."""
+
+
 @pytest.mark.parametrize(
     ("family", "how"),
-    [("llama", {}), ("gpt2", {"scheme": "q8"}), ("qwen2-window", {"cache_format": "int8"})],
+    [
+        ("llama", {}),
+        ("gpt2", {"scheme": "q8"}),
+        ("qwen2-window", {"cache_format": "int8"}),
+        *((name, {}) for name in (*HYBRIDS, "falcon_h1", "deepseek_v2", "laguna")),
+    ],
 )
 def test_every_part_is_called_with_what_it_was_made_for(family, how, parts, tmp_path):
-    """gpt2 has no angles, and the layers of qwen2-window are of two kinds."""
+    """gpt2 has no angles, and the layers of others are of several kinds: in hybrids they keep rows, states or both."""
     path = save(family, tmp_path)
     engine = packaged(path, tmp_path / "x.aot", **how)
-    layers = 2 if family == "qwen2-window" else 1
+    layers = LAYERS.get(family, 2)
     assert sorted(parts) == sorted(
         [f"layer-{kind}-{n}.pt2" for kind in KINDS["both"] for n in range(layers)] + ["end-one.pt2", "end-many.pt2"]
     )
     assert engine.program_name == "aot"
     same(engine, engine_for(path, program="eager", **how))
     assert all(part.calls for part in parts.values())
+
+
+@pytest.mark.parametrize(("family", "how"), [*zip(HYBRIDS, MEETS, strict=True)])
+def test_states_of_a_package_meet_other_features(family, how, parts, models, tmp_path):
+    """Texts that end at other times than their neighbours, and sessions: those of the modules alone."""
+    path = save(family, models)
+    ours, theirs = packaged(path, tmp_path / "x.aot", **MEETS[how]), engine_for(path, program="eager")
+    assert texts(ours, max_new_tokens=6) == texts(theirs, max_new_tokens=6)
+    assert told_in_sessions(ours, tmp_path / "ours") == told_in_sessions(theirs, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize(("phases", "called"), [("decode", {"one", "many"}), ("prefill", {"chunk"})])

@@ -196,13 +196,17 @@ def test_what_torch_is_asked_for(asked, monkeypatch):
 def test_sizes_above_one_are_marked_as_dynamic(monkeypatch):
     marked = []
     monkeypatch.setattr(torch._dynamo, "mark_dynamic", lambda tensor, dimension: marked.append((id(tensor), dimension)))
-    tensors = [torch.zeros(3, 2), torch.zeros(3, 1), torch.zeros(3, 7), torch.zeros(5), torch.zeros(2), None]
-    module._mark_dynamic(Inputs(*tensors))
+    tensors = [torch.zeros(3, 2), torch.zeros(3, 1), torch.zeros(3, 7), torch.zeros(5), torch.zeros(2)]
+    tensors += [torch.zeros(3), torch.zeros(4, 2)]
+    module._mark_dynamic(Inputs(*tensors), all_sizes=True)
     names = {id(tensor): name for name, tensor in zip(Inputs._fields, tensors, strict=True)}
     assert [(names[tensor], dimension) for tensor, dimension in marked] == [
         ("token_ids_BC", 0), ("token_ids_BC", 1), ("positions_BC", 0),
-        ("tables_BM", 0), ("offsets_L", 0), ("rows_B", 0),
+        ("tables_BM", 0), ("offsets_L", 0), ("rows_B", 0), ("states_B", 0), ("saves_S2", 0),
     ]  # fmt: skip
+    marked.clear()
+    module._mark_dynamic(Inputs(*tensors), all_sizes=False)  # of declared shapes
+    assert [(names[tensor], dimension) for tensor, dimension in marked] == [("saves_S2", 0)]
 
 
 class InnerError(Exception):

@@ -8,6 +8,7 @@ from importlib.machinery import PathFinder
 import pytest
 import torch
 
+from tests.program.asked import told_in_sessions
 from tests.tiny_models import prompt, save
 from tokenmill import load
 from tokenmill.errors import CapacityError, ConfigError
@@ -194,17 +195,6 @@ def test_it_meets_other_features(how, llama):
     wanted = texts(theirs, prompts, max_new_tokens=6, **sampling)
     assert texts(ours, prompts, max_new_tokens=6, **sampling) == wanted
     assert how != "preempted" or ours.core.scheduler.num_preemptions > 0
-
-
-def told_in_sessions(engine, path):
-    """The texts of a session, of its fork, after a rewind, and after it was saved and opened."""
-    session = engine.session(prompt(9, seed=6))
-    first = session.generate(max_new_tokens=3, ignore_eos=True).tokens
-    fork = session.fork()
-    session.rewind(len(session.tokens) - 2)
-    both = [each.generate(max_new_tokens=2, ignore_eos=True).tokens for each in (session, fork)]
-    session.save(path)
-    return [first, *both, engine.open_session(path).generate(max_new_tokens=2, ignore_eos=True).tokens]
 
 
 def test_sessions_fork_and_go_on(llama, engine_of, tmp_path):

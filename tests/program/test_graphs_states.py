@@ -6,17 +6,16 @@ Without a GPU its kernels are interpreted: the numbers are tried, and nothing of
 import pytest
 import torch
 
+from tests.program.asked import MEETS, PROMPTS, said, texts, told_in_sessions
 from tests.tiny_models import prompt, save
 from tokenmill import load
 from tokenmill.measure.cost import cost_of
-from tokenmill.settings.sampling_params import SamplingParams
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
-from tests.program.test_graphs import recorded_steps, told_in_sessions
+from tests.program.test_graphs import recorded_steps
 
 SETTINGS = {"program": "graphs", "dtype": "float32", "max_sequences": 4, "max_length": 64}
 EAGER = SETTINGS | {"program": "eager"}
-PROMPTS = [prompt(length, seed=6) for length in (1, 9, 20)]
 
 HYBRIDS = ("lfm2", "qwen3_5_text", "nemotron_h-dense", "kimi_linear")
 """One of each kind of layer that keeps a state, beside attention; the last one beside latent attention."""
@@ -31,11 +30,6 @@ FAMILIES = (
 def first_quick(families):
     """Leave all but the first to the slow tests: an interpreted step takes a second."""
     return [pytest.param(each, marks=pytest.mark.slow if number else ()) for number, each in enumerate(families)]
-
-
-def texts(engine, prompts=PROMPTS, **how):
-    done = engine.generate(prompts, **{"max_new_tokens": 3, "ignore_eos": True} | how)
-    return [each.tokens for each in done]
 
 
 @pytest.mark.parametrize("family", first_quick(FAMILIES))
@@ -67,14 +61,6 @@ def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(family, scheme, dt
     assert len(seen) == 7 and all(torch.equal(row, by_position[at]) for step in seen for at, row in step.items())
 
 
-MEETS = {
-    "preempted": {"cache_tokens": 40, "block_size": 4, "prefix_cache": False},
-    "async": {"async_scheduling": "on", "block_size": 8},
-    "drafts": {"speculate": "suffix", "block_size": 8},
-    "chunks of 5": {"max_step_tokens": 5, "block_size": 8},
-}
-
-
 @pytest.mark.parametrize("how", MEETS)
 @pytest.mark.parametrize("family", first_quick(HYBRIDS))
 def test_it_meets_other_features(family, how, models, engine_of):
@@ -85,13 +71,6 @@ def test_it_meets_other_features(family, how, models, engine_of):
     wanted = texts(engine_of(path, **EAGER), max_new_tokens=6, **sampling)
     assert texts(ours, max_new_tokens=6, **sampling) == wanted
     assert how != "preempted" or ours.core.scheduler.num_preemptions > 0
-
-
-def said(engine, tokens, count):
-    """The text, and how many tokens of the prompt were found in the cache."""
-    request = engine.core.request(tokens, SamplingParams(max_new_tokens=count, ignore_eos=True))
-    (done,) = engine.core.finish([request])
-    return list(done.tokens), request.sequences[0].num_cached_tokens
 
 
 @pytest.mark.parametrize("family", first_quick(HYBRIDS))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.program.test_compiled import PROMPTS, engine_for, same
-from tests.tiny_models import prompt
+from tests.tiny_models import prompt, save
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Span, Step
 from tokenmill.program.compiled.micro_batches import (
@@ -128,6 +128,19 @@ def test_a_chunk_is_padded_by_its_last_token(program, all_rows):
     assert found.token_ids_BC.tolist() == [[21, 22, *[23] * 6]] * 2
     assert found.positions_BC.tolist() == [[5, 6, *[7] * 6]] * 2
     assert found.rows_B is None if all_rows else found.rows_B.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_saves", "filled_up"), [(9, 1, 2), (2, 1, 3), (4, 4, 5), (16, 16, 17)])
+def test_a_span_has_as_many_saves_as_it_has_of_nothing_else(num_tokens, num_saves, filled_up, models):
+    """Of 16 positions. What fills up is the last save again; a text that begins has no state yet."""
+    program = engine_for(save("lfm2", models), program="compiled", compile="no").core.loaded.program
+    saves = [(num_tokens - num_saves + number, 5 + number) for number in range(1, num_saves + 1)]
+    chunk = span(num_tokens, 0, blocks=[3])._replace(saves=tuple(saves))
+    step = Step([*range(num_tokens)], [*range(num_tokens)], [*range(24, 24 + num_tokens)], [chunk], None, 1, CPU)
+    found = program.stage([chunk], StepShape(1, num_tokens, 16), step)
+    assert found.states_B.tolist() == [-1]
+    assert found.saves_S2.tolist() == [[*each] for each in saves + saves[-1:] * (filled_up - num_saves)]
+    assert found.without_states().saves_S2.tolist() == [[count, -1] for count, _ in found.saves_S2.tolist()]
 
 
 def test_a_table_that_is_too_long_is_cut_off(program):

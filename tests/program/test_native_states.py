@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.marks import needs_native
+from tests.program.asked import Text
 from tests.tiny_models import prompt, save
-from tokenmill import load
-from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.native_library import builds
 from tokenmill.program.native.program import Native
 
@@ -16,33 +15,10 @@ pytestmark = needs_native
 
 FAMILIES = ("lfm2", "qwen3_5", "granitemoehybrid-mamba", "nemotron_h", "mamba2-departures", "falcon_h1")
 TOKENS = prompt(23, seed=8)
-CPU = torch.device("cpu")
 
 
-class Text:
-    """One text in an engine's cache, a step after the other."""
-
-    def __init__(self, path):
-        settings = {"dtype": "float32", "max_length": 32, "max_sequences": 8, "threads": 1}
-        self.engine = load(path, program="native", **settings)
-        self.loaded = self.engine.core.loaded
-
-    def run(self, tokens, start, state, saves):
-        """The output of a step with these tokens; tokens of -1 are found."""
-        count = len(tokens)
-        positions = range(start, start + count)
-        span = Span(0, count, start, 0, None, count, state=state, saves=tuple(saves))
-        step = Step(tokens, positions, positions, [span], None, count, CPU, has_unknown=-1 in tokens)
-        return self.loaded.program.run(step)
-
-    def states(self, slot):
-        return [tensor for tensor in self.loaded.pool.read(torch.tensor([slot]), kind=1).values() if tensor.numel()]
-
-    def spoil(self):
-        for layer in self.loaded.pool.layers:
-            for tensor, kind in zip(layer.tensors, layer.kinds, strict=True):
-                if kind.startswith("state"):
-                    tensor.fill_(torch.nan)
+def native(path):
+    return Text(path, program="native")
 
 
 def equal(some, others):
@@ -53,14 +29,14 @@ def equal(some, others):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_units_of_a_matrix_have_no_row_twice(family, models):
     """Two threads would write the same columns, and one of them zeros, if a unit reached into the next part."""
-    for op in Text(save(family, models)).loaded.program.ops.array:
+    for op in native(save(family, models)).loaded.program.ops.array:
         units = [(unit.first, unit.first + unit.count) for unit in op.units[: op.num_units // max(1, op.experts)]]
         assert all(end <= first for (_, end), (first, _) in itertools.pairwise(units))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_stored_after_any_number_of_tokens(family, models):
-    text = Text(save(family, models))
+    text = native(save(family, models))
     text.spoil()
     wanted, logits = {}, []
     for number, token in enumerate(TOKENS):  # in place, but for the first
@@ -80,7 +56,7 @@ def test_states_are_stored_after_any_number_of_tokens(family, models):
 @pytest.mark.parametrize("saves", [[(5, 1)], [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], [(3, 2), (5, 1)]])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_between_tokens_that_the_step_finds(family, saves, models):
-    text = Text(save(family, models))
+    text = native(save(family, models))
     text.run(TOKENS[:6], 0, None, [(6, 0)])
     tokens, wanted, begin = [TOKENS[6]], {}, text.states(0)
     for number in range(5):
@@ -100,7 +76,7 @@ def test_builds_store_the_same_states(family, models, monkeypatch):
     stored = {}
     for build in builds():
         monkeypatch.setattr(Native, "build", build)
-        text = Text(save(family, models))
+        text = native(save(family, models))
         text.run(TOKENS, 0, None, [(23, 1)])
         stored[build] = text.states(1)
     best = stored[builds()[0]]
@@ -112,7 +88,7 @@ def test_builds_store_the_same_states(family, models, monkeypatch):
 
 
 def test_a_span_that_stores_its_states_nowhere_is_refused(models):
-    text = Text(save("lfm2", models))
+    text = native(save("lfm2", models))
     for saves in ([], [(22, 0)], [(23, 1000)], [(9, 0), (9, 1), (23, 2)]):
         with pytest.raises(RuntimeError, match=r"states (are stored|after a span)"):
             text.run(TOKENS, 0, None, saves)

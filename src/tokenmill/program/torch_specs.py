@@ -5,7 +5,7 @@ from collections.abc import Collection
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
-from tokenmill.model.description import RARITIES, describe
+from tokenmill.model.description import RARITIES, SEVERAL, describe
 from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
@@ -63,8 +63,7 @@ class EagerSpec(ProgramSpec):
 
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
-    mixers = ProgramSpec.mixers
-    rarities = ProgramSpec.rarities
+    rarities = (SEVERAL,)
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -25,7 +25,7 @@ class GroupedNorm(RMSNorm):
         self.num_groups = num_groups
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        x_TGI = x_TI.view(len(x_TI), self.num_groups, -1)
+        x_TGI = x_TI.view(x_TI.shape[0], self.num_groups, -1)
         x_TGI = x_TGI * torch.rsqrt(x_TGI.square().mean(-1, keepdim=True) + self.eps)
         return x_TGI.flatten(1) * self.weight.float()
 

@@ -6,7 +6,7 @@ sequence are compiled separately.
 
 import subprocess
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,12 +19,12 @@ from torch._inductor import config as inductor
 from torch.export import Dim, export
 from torch.func import functional_call
 
-from tokenmill.cache.formats.layer import LayerKV, over
-from tokenmill.cache.padded_step import PaddedStep
-from tokenmill.cache.pool import Pool
+from tokenmill.cache.padded_step import PaddedStep, kept_over
+from tokenmill.cache.pool import LayerKept, LayerStates, Pool
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.decoder import Decoder, Layer
+from tokenmill.model.features import states_of
 from tokenmill.model.rope import Angles
 from tokenmill.program.aot.manifest import check_folder, write_manifest
 from tokenmill.program.aot.program import End, weights_of
@@ -37,23 +37,25 @@ KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many
 EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
 """Tokens of the example step with which a kind is compiled."""
 KEYS = 320  # positions of the example step
+SAVES = 5  # states that an example chunk leaves; no size of it is like another
 
-Places = tuple[Tensor, Tensor, Tensor]
-"""positions_T, slots_T and keys_BL of a PaddedStep."""
+Places = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""positions_T, slots_T, keys_BL, states_B and saves_S2 of a PaddedStep."""
 
 
 class OneLayer(nn.Module):
     """A layer as a function of a padded step and of its cache."""
 
-    def __init__(self, layer: nn.Module, layer_kv: LayerKV, attend: Attend) -> None:
+    def __init__(self, layer: nn.Module, kept: Sequence[LayerKept], attend: Attend) -> None:
         super().__init__()
-        self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
+        self.layer, self._kept, self._attend = layer, kept, attend
 
-    def forward(self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[Tensor]) -> Tensor:
-        """Run the layer, [T, D] → [T, D], and write the rows."""
-        positions_T, slots_T, keys_BL = places
-        step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
-        out_TD: Tensor = self.layer(x_TD, angles, step, self._attend, over(self._layer_kv, *cache))
+    def forward(self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[list[Tensor]]) -> Tensor:
+        """Run the layer, [T, D] → [T, D], and write what each of its mixers keeps."""
+        positions_T, slots_T, keys_BL, states_B, saves_S2 = places
+        step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0, states_B, saves_S2)
+        kept = [kept_over(own, *tensors) for own, tensors in zip(self._kept, cache, strict=True)]
+        out_TD: Tensor = self.layer(x_TD, angles, step, self._attend, *kept)
         return out_TD
 
 
@@ -119,8 +121,9 @@ def _exports(
         x_TD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
         for number in range(len(known)):
             index = layers.index(number)
-            layer = OneLayer(decoder.layers[index], pool.rows[index], attend)
-            inputs = _layer_inputs(x_TD, decoder, index, pool.rows[index].tensors, kind)
+            kept = [pool.layers[own] for own in decoder.kept_by[index]]
+            layer = OneLayer(decoder.layers[index], kept, attend)
+            inputs = _layer_inputs(x_TD, decoder, index, kept, kind)
             exports.append(ExportedPart(f"layer-{kind}-{number}", layer, *inputs))
         if kind != "chunk":
             rows = {0: Dim("rows", min=2)} if kind == "many" else None
@@ -136,17 +139,25 @@ def _kind_of(layer: Layer) -> Hashable:
 
 
 def _layer_inputs(
-    x_TD: Tensor, decoder: Decoder, index: int, cache: tuple[Tensor, ...], kind: str
+    x_TD: Tensor, decoder: Decoder, index: int, kept: Sequence[LayerKept], kind: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Make example inputs of OneLayer, and say which of their sizes are dynamic."""
     positions_T = torch.arange(len(x_TD), device=x_TD.device)
     angles = decoder.angles(positions_T)[index]
     keys_BL = positions_T.new_zeros(len(x_TD) if kind == "many" else 1, KEYS)
     tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
-    length, slots = Dim("length", min=2), {0: Dim("slots", min=2)}
-    keys = {1: length} if tokens is None or kind == "chunk" else {**tokens, 1: length}
-    inputs = (x_TD, angles, (positions_T, positions_T.clone(), keys_BL), list(cache))
-    return inputs, (tokens, None if angles is None else (tokens, tokens), (tokens, tokens, keys), [slots] * len(cache))
+    length, several = Dim("length", min=2), tokens if kind == "many" else None
+    keys = {1: length} if several is None else {**several, 1: length}
+    states = saves = saved = None
+    if states_of(decoder.description):
+        states, saved = keys_BL.new_zeros(len(keys_BL)), {0: Dim("saves", min=2)} if kind == "chunk" else several
+        saves = positions_T.new_ones(SAVES if kind == "chunk" else len(x_TD), 2)
+    slots = [{0: Dim("states" if isinstance(own, LayerStates) else "slots", min=2)} for own in kept]
+    sizes = [[slot] * len(own.tensors) for slot, own in zip(slots, kept, strict=True)]
+    places = (positions_T, positions_T.clone(), keys_BL, states, saves)
+    inputs = (x_TD, angles, places, [list(own.tensors) for own in kept])
+    of_places = (tokens, tokens, keys, None if states is None else several, saved)
+    return inputs, (tokens, None if angles is None else (tokens, tokens), of_places, sizes)
 
 
 @torch.no_grad()

@@ -45,10 +45,12 @@ class Aot(MicroBatched):
     def _run_code(self, kind: str, inputs: Inputs, cache: Cache) -> Tensor:
         step, code = inputs.padded(self.block_size), self._package.code
         x_TD, angles = self.decoder.begin(cast("Any", step))  # which has the fields that are read
-        places = [step.positions_T, step.slots_T, step.keys_BL]
-        layers = zip(self._package.layers, angles, cache, self._layer_weights, strict=True)
-        for number, layer_angles, rows, weights in layers:
-            given = [x_TD, *(layer_angles or ()), *places, *rows, *weights]
+        places = [step.positions_T, step.slots_T, step.keys_BL, step.states_B, step.saves_S2]
+        there = [each for each in places if each is not None]
+        layers = zip(self._package.layers, angles, self.decoder.kept_by, self._layer_weights, strict=True)
+        for number, layer_angles, kept_by, weights in layers:
+            kept = [tensor for own in kept_by for tensor in cache[own]]
+            given = [x_TD, *(layer_angles or ()), *there, *kept, *weights]
             (x_TD,) = code[f"layer-{kind}-{number}.pt2"].run(given)
         x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
         name = f"end-{'one' if len(x_RD) == 1 else 'many'}.pt2"

@@ -105,7 +105,7 @@ def _powers(first: int, factor: int, last: int) -> list[int]:
 
 class Inputs(NamedTuple):
     """A micro-batch as int64 tensors. offsets_L: 0, 1, … up to its longest. rows_B: None where all rows are wanted.
-    slots_B2: of program graphs, see StepRows.
+    states_B and saves_S2, where layers keep states: see PaddedStep.
     """
 
     token_ids_BC: Tensor
@@ -113,7 +113,8 @@ class Inputs(NamedTuple):
     tables_BM: Tensor
     offsets_L: Tensor
     rows_B: Tensor | None
-    slots_B2: Tensor | None = None
+    states_B: Tensor | None = None
+    saves_S2: Tensor | None = None
 
     def __str__(self) -> str:
         sequences, tokens = self.token_ids_BC.shape
@@ -126,7 +127,16 @@ class Inputs(NamedTuple):
         slots_BC = torch.gather(self.tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
         token_ids_T = self.token_ids_BC.flatten()
         num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
-        return PaddedStep(token_ids_T, self.positions_BC.flatten(), slots_BC.flatten(), keys_BL, self.rows_B, num_rows)
+        places = self.positions_BC.flatten(), slots_BC.flatten(), keys_BL
+        return PaddedStep(token_ids_T, *places, self.rows_B, num_rows, self.states_B, self.saves_S2)
+
+    def without_states(self) -> "Inputs":
+        """Leave all states as they are: what is run only to be compiled or recorded may run several times."""
+        if self.saves_S2 is None:
+            return self
+        saves_S2 = self.saves_S2.clone()
+        saves_S2[:, 1] = -1
+        return self._replace(saves_S2=saves_S2)
 
 
 Cache = list[tuple[Tensor, ...]]
@@ -148,6 +158,7 @@ class MicroBatched(Eager):
         decoder, pool = self.decoder, parts.pool
         self._slots_of = pool.slots_of
         self.cache = [layer.tensors for layer in pool.layers]
+        self.keeps_states = bool(pool.spec.states)
         self.device, self.block_size = decoder.embedding.weight.device, pool.spec.block_size
         self._max_sequences = parts.config.max_sequences
         if self.device.type == "cpu":
@@ -198,7 +209,24 @@ class MicroBatched(Eager):
         if not shape.all_rows and shape.num_tokens > 1:
             last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(batch)]
             rows_B = to_device(last + last[-1:] * missing, step.device)
-        return Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, self._offsets_P[: shape.num_keys], rows_B)
+        offsets_L = self._offsets_P[: shape.num_keys]
+        inputs = Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, offsets_L, rows_B)
+        return self._with_states(inputs, batch, step.device) if self.keeps_states else inputs
+
+    def _with_states(self, inputs: Inputs, batch: MicroBatch, device: torch.device) -> Inputs:
+        """Add the slots of states. A span has as many saves as it has of nothing else, and never one: a compiler takes
+        two sizes that are alike for one, and 1 for a case of its own.
+        """
+        states = [-1 if span.state is None else span.state for span in batch]
+        saves = [save for span in batch for save in span.saves]
+        num_saves, num_tokens = inputs.token_ids_BC.shape
+        states += states[-1:] * (num_saves - len(batch))
+        if num_tokens > 1:
+            num_saves = max(len(saves), 2)
+            while num_saves in (num_tokens, len(inputs.offsets_L)):
+                num_saves += 1
+        saves += saves[-1:] * (num_saves - len(saves))
+        return inputs._replace(states_B=to_device(states, device), saves_S2=to_device(saves, device))
 
     def _run_modules(self, step: Step) -> Output:
         if self.adapted is None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import cpp_builder
 
-from tokenmill.cache.formats.layer import over
+from tokenmill.cache.padded_step import kept_over
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
@@ -65,7 +65,7 @@ class Compiled(MicroBatched):
             return None
         key, example = self.shapes.compilation(self.shapes.of(batch))
         if key not in self.calls:
-            inputs = self.stage(batch, example, step)
+            inputs = self.stage(batch, example, step).without_states()
             if self._config.compile_in_background:
                 self.calls[key] = None
                 has_begun = threading.Event()
@@ -87,7 +87,8 @@ class Compiled(MicroBatched):
         seconds = time.perf_counter() - began_s
         self.compile_s += seconds
         log.info("compiled in %.1f s", seconds)
-        return call if self.capture is None else Captured(call, self.capture)
+        varies = self.keeps_states and inputs.token_ids_BC.shape[1] > 1  # in its number of saves
+        return call if self.capture is None or varies else Captured(call, self.capture)
 
     def _compile_aside(self, key: StepShape, inputs: Inputs, has_begun: threading.Event) -> None:
         torch.get_num_threads()  # during the step: a new thread keeps the number of its first call
@@ -106,11 +107,11 @@ class Forward(nn.Module):
     def __init__(self, decoder: Decoder, pool: Pool, attend: Attend) -> None:
         super().__init__()
         self.decoder = decoder
-        self._layers, self._block_size, self._attend = pool.rows, pool.spec.block_size, attend
+        self._layers, self._block_size, self._attend = pool.layers, pool.spec.block_size, attend
         self._run_layer = torch.compiler.nested_compile_region(run_layer)  # equal layers are compiled once
 
     def forward(self, inputs: Inputs, cache: Cache) -> Tensor:
-        layers = [over(layer, *tensors) for layer, tensors in zip(self._layers, cache, strict=True)]
+        layers = [kept_over(layer, *tensors) for layer, tensors in zip(self._layers, cache, strict=True)]
         return self.decoder(inputs.padded(self._block_size), layers, self._attend, self._run_layer)  # type: ignore[no-any-return]
 
 
@@ -126,8 +127,7 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
         dynamic=False,  # sizes that may differ are marked
         options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
     )
-    if dynamic:
-        _mark_dynamic(inputs)
+    _mark_dynamic(inputs, dynamic)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32")  # inductor's advice, which would round float32
@@ -144,9 +144,13 @@ def _run(forward: Forward, inputs: Inputs, cache: Cache) -> Tensor:
     return logits_RV
 
 
-def _mark_dynamic(inputs: Inputs) -> None:
-    """Mark the sizes that may differ: sequences, tokens and positions, except 1, which is a case of its own."""
-    for tensor, num_dynamic in zip(inputs, (2, 2, 1, 1, 1, 0), strict=True):
+def _mark_dynamic(inputs: Inputs, all_sizes: bool) -> None:
+    """Mark the sizes that may differ: sequences, tokens and positions, except 1, which is a case of its own; if not
+    all_sizes, only how many states a span leaves, which no shape declares.
+    """
+    span = int(inputs.token_ids_BC.shape[1] > 1)
+    marked = (2, 2, 1, 1, 1, 1, 1) if all_sizes else (0, 0, 0, 0, 0, 0, span)
+    for tensor, num_dynamic in zip(inputs, marked, strict=True):
         for dimension in range(num_dynamic):
             if tensor is not None and tensor.shape[dimension] > 1:
                 torch._dynamo.mark_dynamic(tensor, dimension)
@@ -189,7 +193,7 @@ class Captured:
             return self._logits.clone()  # the next call, perhaps of the same step, writes to the same place
 
     def _record(self, inputs: Inputs, cache: Cache, capture: Capture) -> None:
-        held = Inputs._make(None if tensor is None else tensor.clone() for tensor in inputs)
+        held = Inputs._make(None if tensor is None else tensor.clone() for tensor in inputs.without_states())
         try:
             self._again, self._logits = capture(lambda: self._call(held, cache))
         except Exception as error:

@@ -17,7 +17,6 @@ from triton.runtime.errors import OutOfResources
 
 from tokenmill.cache.step import Step
 from tokenmill.kernels.triton.arithmetic import INTERPRETED
-from tokenmill.memory.transfer import to_device
 from tokenmill.program.compiled.micro_batches import (
     Cache,
     Call,
@@ -54,7 +53,6 @@ class Graphs(MicroBatched):
         on_gpu = self.device.type == "cuda"
         self.capture: Capture | None = CudaGraphs() if on_gpu and not INTERPRETED else None
         self.calls: dict[StepShape, Call | None] = {}
-        self._keeps_states = bool(parts.pool.spec.states)
         self.num_weight_bytes -= unpacked - self.decoder.num_bytes
         self.num_matrix_bytes -= unpacked - self.decoder.num_bytes
 
@@ -72,25 +70,14 @@ class Graphs(MicroBatched):
         return self.calls[shape]
 
     def stage(self, batch: MicroBatch, shape: StepShape, step: Step) -> Inputs:
-        """Add the slots of states, where layers keep some. The rows beyond the batch are then none of its sequences:
-        computed twice, a state would take its token twice.
+        """Where layers keep states, the rows beyond the batch are none of its sequences: computed twice, a state would
+        take its token twice.
         """
         inputs = super().stage(batch, shape, step)
-        if not self._keeps_states:
-            return inputs
-        slots = [[-1, -1] for _ in range(shape.num_sequences)]
-        for row, span in zip(slots, batch, strict=False):
-            ((_, filled),) = span.saves
-            row[:] = -1 if span.state is None else span.state, filled
-        inputs.positions_BC[len(batch) :] = -1
-        return inputs._replace(slots_B2=to_device(slots, step.device))
-
-    def _without_states(self, inputs: Inputs) -> Inputs:
-        """Make all rows rows of no sequence, where layers keep states: recording a step computes it several times."""
-        if inputs.slots_B2 is None:
-            return inputs
-        positions_BC, slots_B2 = (torch.full_like(each, -1) for each in (inputs.positions_BC, inputs.slots_B2))
-        return inputs._replace(positions_BC=positions_BC, slots_B2=slots_B2)
+        for each in (inputs.positions_BC, inputs.states_B, inputs.saves_S2):
+            if each is not None and self.keeps_states:
+                each[len(batch) :] = -1
+        return inputs
 
     def _recorded(self, batch: MicroBatch, shape: StepShape, step: Step) -> Call | None:
         """Record a step by computing it once; None where a kernel of it needs more than a processor of this GPU has:
@@ -101,7 +88,7 @@ class Graphs(MicroBatched):
         call = Captured(self._run, self.capture)
         began_s = time.perf_counter()
         try:
-            call(self._without_states(self.stage(batch, shape, step)), self.cache)
+            call(self.stage(batch, shape, step).without_states(), self.cache)
         except OutOfResources as error:
             what = f"steps of {shape.num_sequences} sequences with up to {shape.num_keys} positions"
             log.warning("this GPU has no room for the kernels of %s (%s); the plain modules compute them", what, error)
@@ -111,6 +98,9 @@ class Graphs(MicroBatched):
 
     def _run(self, inputs: Inputs, cache: Cache) -> Tensor:
         splits = triton.cdiv(len(inputs.offsets_L), SPLIT)
-        rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch, inputs.slots_B2)
+        slots_B2 = None
+        if inputs.states_B is not None and inputs.saves_S2 is not None:
+            slots_B2 = torch.stack((inputs.states_B, inputs.saves_S2[:, 1]), dim=1)
+        rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch, slots_B2)
         with LAUNCHES:
             return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)
