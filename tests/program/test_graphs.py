@@ -5,10 +5,13 @@ Without a GPU its kernels are interpreted: the numbers are tried, and nothing of
 
 from importlib.machinery import PathFinder
 
+import gguf
 import pytest
 import torch
 
+from tests import gguf_files
 from tests.tiny_models import prompt, save
+from tests.weights.codes import test_mxfp4
 from tokenmill import load
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.loader.fit import fit_for_many
@@ -167,6 +170,28 @@ def test_experts_of_codes(models, engine_of):
     path = save("mixtral", models)
     ours = engine_of(path, **SETTINGS, scheme="q4", block_size=8)
     assert texts(ours) == texts(load(path, **SETTINGS | {"program": "eager"}, scheme="q4"))
+
+
+@pytest.mark.parametrize("stored", ["directory", "GGUF"])
+def test_mxfp4_takes_4_bits_a_number_and_8_for_32_of_them(stored, tmp_path):
+    """Of gpt-oss as it is published, and of a GGUF file. Prompts read the same codes; `plan` foresees them."""
+    how = SETTINGS | {"dtype": "bfloat16", "scheme": "file"}
+    if stored == "directory":
+        path = test_mxfp4.written(tmp_path / "model", test_mxfp4.tiny().bfloat16())
+    else:
+        path = gguf_files.write_codes(tmp_path / "model.gguf", "mixtral-wide", [gguf.GGMLQuantizationType.MXFP4])
+    ours, theirs = load(path, **how, block_size=8), load(path, **how | {"program": "eager"})
+    assert texts(ours) == texts(theirs)
+    decoders = [engine.core.loaded.program.decoder for engine in (ours, theirs)]
+    experts = [[matrix for layer in each.layers for expert in layer.mlp.experts for matrix in (expert.up, expert.down)]
+               for each in decoders]  # fmt: skip
+    for found, plain in zip(*experts, strict=True):
+        values, whole = (torch.cat([part.values() for part in each.parts()]) for each in (found, plain))
+        (part,) = found.as_they_lie()
+        assert torch.equal(values, whole)
+        assert 8 * (part.halves.nbytes + part.scales.nbytes) == 4.25 * whole.numel()
+    foreseen = cost_of(ours.core.loaded.resolved).weights_bytes
+    assert foreseen == pytest.approx(ours.memory["weights_bytes"], rel=0.02)  # the mean counts routers, too
 
 
 def test_codes_of_4_bits_lie_two_in_a_byte(llama, engine_of):

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import Any
 
 import torch
@@ -43,8 +44,11 @@ class Graphs(MicroBatched):
     """calls: the recorded steps so far, by their shapes."""
 
     def __init__(self, parts: ModelParts) -> None:
+        weights, config = parts.weights, parts.config
+        if weights.scheme.is_integer:  # codes of 4 bits lie two in a byte as soon as each matrix is read
+            weights.scheme = copy(weights.scheme)
+            weights.scheme.matrix = "compact codes"
         super().__init__(parts)
-        unpacked, config = self.decoder.num_bytes, parts.config
         with torch.inference_mode():
             self._decoder = GraphDecoder(self.decoder, self.block_size)
             count = scratch_numbers(config, self.decoder.config)  # all graphs share it, because one runs at a time
@@ -55,8 +59,6 @@ class Graphs(MicroBatched):
         self.capture: Capture | None = CudaGraphs() if on_gpu and not INTERPRETED else None
         self.calls: dict[StepShape, Call | None] = {}
         self._keeps_states = bool(parts.pool.spec.states)
-        self.num_weight_bytes -= unpacked - self.decoder.num_bytes
-        self.num_matrix_bytes -= unpacked - self.decoder.num_bytes
 
     @property
     def build_id(self) -> str:
