@@ -1,7 +1,8 @@
 """Program graphs: steps of one token a sequence by Triton kernels, recorded in CUDA graphs; the rest by the modules.
 
 A graph is recorded for each declared number of sequences and of positions. The bits of a row's logits depend neither on
-the other sequences of its step nor on the size of blocks. Prompts are computed by the modules, by torch's products.
+the other sequences of its step nor on the size of blocks. Prompts are computed by the modules, by torch's products, or
+with `exact` by the same kernels, a row for each token.
 """
 
 import logging
@@ -16,7 +17,8 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from tokenmill.cache.step import Step
+from tokenmill.cache.step import Span, Step
+from tokenmill.errors import ConfigError
 from tokenmill.kernels.triton.arithmetic import INTERPRETED
 from tokenmill.memory.transfer import to_device
 from tokenmill.program.compiled.micro_batches import (
@@ -40,6 +42,11 @@ LAUNCHES: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nul
 """Triton's interpreter (3.7) keeps the grid of a launch in a variable of the process: one engine at a time computes."""
 
 
+MOST_ROWS = 256
+"""Tokens of a prompt that the kernels compute together: with 8 experts of each token 2,048 of the 65,535 programs that
+a launch may have side by side."""
+
+
 class Graphs(MicroBatched):
     """calls: the recorded steps so far, by their shapes."""
 
@@ -58,16 +65,18 @@ class Graphs(MicroBatched):
         on_gpu = self.device.type == "cuda"
         self.capture: Capture | None = CudaGraphs() if on_gpu and not INTERPRETED else None
         self.calls: dict[StepShape, Call | None] = {}
-        self._keeps_states = bool(parts.pool.spec.states)
+        self._keeps_states, self._is_exact = bool(parts.pool.spec.states), config.exact
 
     @property
     def build_id(self) -> str:
-        return f"{super().build_id}, triton {triton.__version__}"
+        return f"{super().build_id}, triton {triton.__version__}{', exact' if self._is_exact else ''}"
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """Find the recorded step, which is recorded now if need be; None for spans of several tokens."""
+        """Find the recorded step, which is recorded now if need be; None for spans of several tokens that the modules
+        compute.
+        """
         if batch[0].count > 1:
-            return None
+            return self._run_in_turn if self._is_exact else None
         shape = self.shapes.of(batch)
         if shape not in self.calls:
             self.calls[shape] = self._recorded(batch, shape, step)
@@ -75,16 +84,20 @@ class Graphs(MicroBatched):
 
     def stage(self, batch: MicroBatch, shape: StepShape, step: Step) -> Inputs:
         """Add the slots of states, where layers keep some. The rows beyond the batch are then none of its sequences:
-        computed twice, a state would take its token twice.
+        computed twice, a state would take its token twice. Of a span of several tokens each becomes a row.
         """
         inputs = super().stage(batch, shape, step)
+        if shape.num_tokens > 1:
+            count = batch[0].count
+            ids_BC, positions_BC = (each[:, :count].T for each in (inputs.token_ids_BC, inputs.positions_BC))
+            tables_BM = inputs.tables_BM[:1].expand(count, -1)
+            rows_B = None if inputs.rows_B is None else inputs.rows_B[: batch[0].num_logits]
+            inputs = Inputs(ids_BC, positions_BC, tables_BM, inputs.offsets_L, rows_B)
         if not self._keeps_states:
             return inputs
-        slots = [[-1, -1] for _ in range(shape.num_sequences)]
-        for row, span in zip(slots, batch, strict=False):
-            ((_, filled),) = span.saves
-            row[:] = -1 if span.state is None else span.state, filled
-        inputs.positions_BC[len(batch) :] = -1
+        slots = [slots for span in batch for slots in slots_of(span)]
+        inputs.positions_BC[len(slots) :] = -1
+        slots += [(-1, -1)] * (len(inputs.positions_BC) - len(slots))
         return inputs._replace(slots_B2=to_device(slots, step.device))
 
     def _without_states(self, inputs: Inputs) -> Inputs:
@@ -105,6 +118,8 @@ class Graphs(MicroBatched):
         try:
             call(self._without_states(self.stage(batch, shape, step)), self.cache)
         except OutOfResources as error:
+            if self._is_exact:
+                raise ConfigError("exact", True, f"off: this GPU has no room for the kernels ({error})") from error
             what = f"steps of {shape.num_sequences} sequences with up to {shape.num_keys} positions"
             log.warning("this GPU has no room for the kernels of %s (%s); the plain modules compute them", what, error)
             return None
@@ -112,7 +127,29 @@ class Graphs(MicroBatched):
         return call
 
     def _run(self, inputs: Inputs, cache: Cache) -> Tensor:
-        splits = triton.cdiv(len(inputs.offsets_L), SPLIT)
-        rows = StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch, inputs.slots_B2)
         with LAUNCHES:
-            return self._decoder(inputs.token_ids_BC.flatten(), cache, rows)
+            return self._decoder(inputs.token_ids_BC.flatten(), cache, self._rows(inputs))
+
+    def _run_in_turn(self, inputs: Inputs, cache: Cache) -> Tensor:
+        """Compute several tokens of one sequence, each a row: the logits of all, of the last alone, or none."""
+        rows, parts = self._rows(inputs)._replace(in_turn=True), list[Tensor]()
+        count = len(rows.positions_B)
+        for first in range(0, count, MOST_ROWS):
+            some = slice(first, first + MOST_ROWS)
+            slots = None if rows.slots_B2 is None else rows.slots_B2[some]
+            own = rows._replace(tables_BM=rows.tables_BM[some], positions_B=rows.positions_B[some], slots_B2=slots)
+            is_last = first + MOST_ROWS >= count
+            num_logits = None if inputs.rows_B is None else len(inputs.rows_B) if is_last else 0
+            with LAUNCHES:
+                parts.append(self._decoder(inputs.token_ids_BC[some].flatten(), cache, own, num_logits))
+        return torch.cat(parts)
+
+    def _rows(self, inputs: Inputs) -> StepRows:
+        splits = triton.cdiv(len(inputs.offsets_L), SPLIT)
+        return StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch, inputs.slots_B2)
+
+
+def slots_of(span: Span) -> list[tuple[int, int]]:
+    """List for each token of a span the slot of the states that it reads, -1 at a text's begin, and which it fills."""
+    filled = [next(slot for count, slot in span.saves if count > number) for number in range(span.count)]
+    return list(zip([-1 if span.state is None else span.state, *filled], filled, strict=False))
