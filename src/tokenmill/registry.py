@@ -54,6 +54,7 @@ MATRICES: Names = {
     "plain": "tokenmill.quant.matrix:Matrix",
     "packed": "tokenmill.quant.packed:PackedLinear",
     "codes": "tokenmill.quant.quantized:QuantizedLinear",
+    "compact codes": "tokenmill.quant.quantized:CompactLinear",
 }
 
 # The second halves of layers.

@@ -17,8 +17,9 @@ from tokenmill.model.description import MlpBlock
 from tokenmill.model.layers import ACTIVATIONS, clamped_swiglu
 from tokenmill.model.rope import apply_rotary
 from tokenmill.quant.matrix import Matrix
-from tokenmill.quant.quantized import QuantizedLinear
+from tokenmill.quant.quantized import CompactLinear, QuantizedLinear
 from tokenmill.quant.stored import Stored
+from tokenmill.weights.codes.floating_tensors import stored_mxfp4
 
 pytest.importorskip("triton", reason="there is no Triton for this system")
 from tokenmill.program.graphs import layers, matrices
@@ -44,6 +45,15 @@ def codes(bits, outputs, inputs, minimums=False, factors=False, seed=1):
     return Stored(bits, codes=drawn, scales=scales, minimums=lowest, factors=of_halves if factors else None)
 
 
+def mxfp4(outputs, inputs, exponents=(118, 127)):
+    """Rows of MXFP4 as a load has them, in 8 bits; numbers beyond `inputs` are 0."""
+    groups, given = -(-inputs // 32), torch.Generator().manual_seed(3)
+    drawn = torch.randint(0, 16, (outputs, 32 * groups), generator=given, dtype=torch.uint8)
+    drawn[:, inputs:] = 0
+    scales = torch.randint(*exponents, (outputs, groups), generator=given, dtype=torch.uint8)
+    return stored_mxfp4(drawn, scales).map(lambda each: each.to(DEVICE))
+
+
 STORED = {
     "plain": lambda outputs, inputs, dtype: Stored.plain(normal(outputs, inputs, seed=1, dtype=dtype)),
     "8 bits": lambda outputs, inputs, _: codes(8, outputs, inputs),
@@ -51,13 +61,14 @@ STORED = {
     "5 bits": lambda outputs, inputs, _: codes(5, outputs, inputs, minimums=True),
     "4 bits": lambda outputs, inputs, _: codes(4, outputs, inputs),
     "4 bits, minimums": lambda outputs, inputs, _: codes(4, outputs, inputs, minimums=True),
+    "MXFP4": lambda outputs, inputs, _: mxfp4(outputs, inputs),
 }
 
 
 def matrix_of(*parts, inputs, bias=None):
     """The module of a matrix that has these parts, as a load leaves it."""
     outputs, is_plain = sum(part.num_rows for part in parts), len(parts) == 1 and parts[0].numbers is not None
-    made = (Matrix if is_plain else QuantizedLinear)(inputs, outputs, bias is not None)
+    made = (Matrix if is_plain else CompactLinear)(inputs, outputs, bias is not None)
     made.fill(parts)
     if bias is not None:
         made.bias = torch.nn.Parameter(bias, requires_grad=False)
@@ -82,8 +93,30 @@ def test_a_product(kind, inputs, outputs, rows, dtype):
     assert (found.float() - reference).abs().max() <= TOLERANCE[dtype] * reference.abs().max()
 
 
+EXPONENTS = torch.tensor([0, 1, 2, 3, 60, 103, 104, 120, 126, 127, 128, 143, 144, 200, 251, 252])
+"""Of which the smallest give subnormal numbers, and larger ones than these infinite ones."""
+
+
+def test_each_number_of_mxfp4_is_read_as_it_is():
+    """Every code, in both halves of a group, multiplied with rows that have a single 1: no digit is lost."""
+    code, exponent = torch.meshgrid(torch.arange(16), EXPONENTS, indexing="ij")
+    drawn = torch.zeros(code.numel(), 32, dtype=torch.uint8)
+    drawn[:, 0], drawn[:, 16] = code.flatten(), 15 - code.flatten()
+    stored = stored_mxfp4(drawn, exponent.reshape(-1, 1).to(torch.uint8)).map(lambda each: each.to(DEVICE))
+    plain = matrix_of(stored, inputs=32)
+    (part,) = plain.as_they_lie()
+    assert (part.bits, part.halves.nbytes, part.scales.nbytes) == (4, 16 * len(drawn), len(drawn))
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    wanted = torch.cat((table, -table))[code] * 2.0 ** (exponent.double() - 127)
+    x = torch.zeros(2, 32, device=DEVICE)
+    x[0, 0] = x[1, 16] = 1.0
+    found = matrices.GraphMatrix.of(plain)(x, x.new_empty(2, code.numel())).double().cpu()
+    assert torch.equal(found[0], wanted.flatten()) and torch.equal(found[1], wanted.flip(0).flatten())
+    assert torch.equal(plain.parts()[0].values()[:, 0].double().cpu(), wanted.flatten())
+
+
 @DTYPES
-@pytest.mark.parametrize("kind", ["plain", "4 bits", "8 bits", "mixed"])
+@pytest.mark.parametrize("kind", ["plain", "4 bits", "8 bits", "MXFP4", "mixed"])
 @pytest.mark.parametrize("unit_offset", [False, True])
 def test_an_mlp_behind_a_norm(kind, unit_offset, dtype):
     """Gates and factors in one kernel, or each by itself where they are stored in two ways."""
@@ -161,7 +194,7 @@ def test_what_is_added(dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("kind", ["plain", "4 bits, minimums"])
+@pytest.mark.parametrize("kind", ["plain", "4 bits, minimums", "MXFP4"])
 def test_a_row_has_the_same_bits_alone_and_among_others(kind, dtype):
     matrix = matrices.GraphMatrix.of(matrix_of(STORED[kind](40, 96, dtype), inputs=96))
     norm = matrices.NormOf(normal(96, seed=2, dtype=dtype), 1e-5, False)
@@ -172,7 +205,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("kind", ["plain", "8 bits", "4 bits, minimums"])
+@pytest.mark.parametrize("kind", ["plain", "8 bits", "4 bits, minimums", "MXFP4"])
 def test_experts_by_their_numbers(kind, dtype):
     """Each row with two of five experts, their matrices and biases one behind the other; the modules read the same."""
     modules = [
@@ -181,6 +214,8 @@ def test_experts_by_their_numbers(kind, dtype):
     for number, each in enumerate(modules):
         if kind == "plain":
             each.weight.data = normal(48, 64, seed=20 + number, dtype=dtype)
+        elif kind == "MXFP4":
+            each.scales_0 = each.scales_0 + number
         else:
             each.scales_0 = each.scales_0 * (1 + number)
     before = [values(each, 64, dtype) for each in modules]
@@ -201,8 +236,8 @@ def test_experts_by_their_numbers(kind, dtype):
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_experts_that_are_stored_in_several_ways(gated):
-    """Two experts of 4 bits, one of 6, one of which the gates have 8 bits and the factors 4; and biases."""
-    of_kinds = [["4 bits"], ["6 bits"], ["8 bits", "4 bits"], ["4 bits"]]
+    """Two experts of 4 bits, one of 6, one of MXFP4, one of which gates have 8 bits and factors 4; and biases."""
+    of_kinds = [["4 bits"], ["6 bits"], ["8 bits", "4 bits"], ["4 bits"], ["MXFP4"]]
     modules = [
         matrix_of(*(STORED[kind](48 // len(kinds), 64, None) for kind in kinds), inputs=64, bias=normal(48, seed=at))
         for at, kinds in enumerate(of_kinds)
@@ -211,7 +246,7 @@ def test_experts_that_are_stored_in_several_ways(gated):
     matrix = matrices.GraphMatrix.of_experts(modules, (), gated)
     assert all(torch.equal(values(each, 64, torch.float32), was) for each, was in zip(modules, before, strict=True))
     assert matrix.splits_gates == gated
-    x, chosen = normal(3, 64, seed=7), torch.tensor([[0, 2], [1, 3], [2, 3]], device=DEVICE)
+    x, chosen = normal(3, 64, seed=7), torch.tensor([[0, 2], [1, 3], [2, 4]], device=DEVICE)
     experts = matrices.Experts(chosen, False)
     if gated:
         block = MlpBlock(Projection("gate_up", 64, (24, 24)), Projection("down", 24, (64,)), "silu", True)

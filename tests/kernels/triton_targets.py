@@ -59,8 +59,8 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
     constants = {
         "NORM": False, "CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": False, "TWO_PASSES": False,
         "GATED": False, "ACTIVATION": 0, "HAS_BIAS": False, "ADDS": False, "CHOSEN": 0, "BY_HEADS": False,
-        "SEVERAL": False, "READS_PAIRS": False, "CLAMPED": False, "BITS": 0, "PAIRED": False, "FACTORED": False,
-        "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype, "OUTPUTS": OUTPUTS,
+        "SEVERAL": False, "READS_PAIRS": False, "CLAMPED": False, "BITS": 0, "PAIRED": False, "E2M1": False,
+        "FACTORED": False, "HAS_MINIMUMS": False, "T": dtype, "OUT": dtype, "OUTPUTS": OUTPUTS,
         "INPUTS": inputs_of(getattr(torch, NAMES[dtype])),
     } | how  # fmt: skip
     weights = "u8" if constants["BITS"] else dtype
@@ -72,6 +72,7 @@ def product(dtype: str, **how: Any) -> tuple[Any, dict[str, str], dict[str, Any]
     }
     pointers |= dict.fromkeys(("scales", "minimums"), "fp16" if constants["BITS"] else dtype)
     pointers |= {"minimums": "i8"} if constants["FACTORED"] else {}
+    pointers |= dict.fromkeys(("scales", "minimums"), "u8") if constants["E2M1"] else {}
     return products.product, pointers, constants, {"num_warps": WARPS, "num_stages": STAGES}
 
 
@@ -175,6 +176,16 @@ CASES: dict[str, Any] = {
     "clamped experts": product(
         "bf16", NORM=True, GATED=True, CHOSEN=4, CLAMPED=True, HAS_BIAS=True, BITS=4, PAIRED=True, HAS_MINIMUMS=True
     ),
+    "experts of gpt-oss": product(
+        "bf16", NORM=True, GATED=True, CHOSEN=4, CLAMPED=True, HAS_BIAS=True, BITS=4, PAIRED=True, E2M1=True
+    ),
+    "down of gpt-oss": product(
+        "bf16", CHOSEN=4, READS_PAIRS=True, HAS_BIAS=True, BITS=4, PAIRED=True, E2M1=True, OUT="fp32"
+    ),
+    "gate and up, MXFP4": product(
+        "fp16", NORM=True, TWO_PASSES=True, GATED=True, ACTIVATION=1, BITS=4, PAIRED=True, E2M1=True
+    ),
+    "down, MXFP4, fp32": product("fp32", ADDS=True, BITS=4, PAIRED=True, E2M1=True),
     "experts in several ways": product("bf16", NORM=True, CHOSEN=8, SEVERAL=True, BITS=6, FACTORED=True),
     "down of experts": product("bf16", CHOSEN=8, READS_PAIRS=True, OUT="fp32"),
     "keys of heads": product("bf16", BY_HEADS=True),

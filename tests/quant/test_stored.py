@@ -2,7 +2,8 @@
 
 import torch
 
-from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
+from tokenmill.quant.nibbles import joined_nibbles, split_nibbles
+from tokenmill.quant.stored import Stored
 
 HALVES = torch.tensor([[16 * (i % 5) + i for i in range(16)] + [255] * 16], dtype=torch.uint8)
 

@@ -199,6 +199,7 @@ def test_what_an_engine_is_without_settings():
         "compile_backend": "inductor",
         "compile_in_background": False,
         "aot_fallback": False,
+        "exact": False,
         "generation_config": False,
     }
 

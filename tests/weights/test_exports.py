@@ -31,7 +31,7 @@ Kind = gguf.GGMLQuantizationType
 TYPES = {("q4", False): Kind.Q4_1, ("q4", True): Kind.Q4_0, ("q8", False): Kind.Q8_0}
 IN_EACH_TYPE = ("llama", "mixtral", "gpt2")
 """Plain rows, experts, and matrices that are turned; the others have one of the types each by default."""
-SAID_ELSEWHERE = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
+SAID_ELSEWHERE = {"family", "dtype", "codes", "code_bits", "compact_bits", "embedding_bits", "eos_token_ids"}
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,9 @@ from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.memory.bounded_folder import MarkedFolder
 from tokenmill.memory.file_lock import locked
 from tokenmill.memory.interrupts import held_interrupts
+from tokenmill.quant.nibbles import joined_nibbles, split_nibbles
 from tokenmill.quant.schemes import GROUP
-from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
+from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
 
 log = logging.getLogger(__name__)

@@ -177,6 +177,7 @@ class ModelConfig:
     codes: bool = False  # whether the checkpoint's matrices are stored as integer codes
     embedding_bits: float = 0.0  # per number of the embedding, if the checkpoint has it as codes that are never rounded
     code_bits: float = 0.0  # per number of them, with scales, on average, where that is known
+    compact_bits: float = 0.0  # the same with plain matrices among them, as quant.quantized.CompactLinear has them
 
     def __post_init__(self) -> None:
         for num_kv_heads in (self.num_kv_heads, *self.layer_kv_heads):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmill.quant.matrix import Matrix, is_one_traced_row, product, realised
+from tokenmill.quant.nibbles import e2m1_of, eights_of, exponents_of, powers_of
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import TENSORS, Stored
 
@@ -40,12 +41,6 @@ class QuantizedLinear(Matrix):
             for number, bits in enumerate(self._bits)
         ]
 
-    def compact(self) -> None:
-        """Join neighbouring parts that are stored alike, and bring each into fewer bytes: the same values."""
-        groups = groupby(self.parts(), key=lambda part: (part.bits, [getattr(part, name) is None for name in TENSORS]))
-        joined = [compacted(Stored.joined(list(group))) for _, group in groups]
-        self.keep(joined)
-
     def forward(self, x_TD: Tensor) -> Tensor:
         times = _sums if is_one_traced_row(x_TD) else _product
         parts = self.parts()
@@ -53,21 +48,67 @@ class QuantizedLinear(Matrix):
         return torch.cat([times(x_TD, part, bias) for part, bias in zip(parts, biases, strict=True)], dim=-1)
 
 
-def compacted(part: Stored) -> Stored:
-    """Put codes of 4 bits two in a byte, as Stored has them in `halves`, and scales and minimums into float16 where
-    that holds them exactly: the same values.
+class CompactLinear(QuantizedLinear):
+    """The same matrix in fewer bytes, for programs that read codes as they lie: neighbouring parts that are stored
+    alike are one, codes of 4 bits lie two in a byte, and numbers are in float16 where that holds them exactly. Where
+    the scales of its parts `as_they_lie` are in uint8 these are exponents of 2 with 127 added, and the codes E2M1.
     """
-    scales, minimums = (None if each is None else _in_float16(each) for each in (part.scales, part.minimums))
-    part = replace(part, scales=scales, minimums=minimums)
-    if part.codes is None or part.bits != 4:
+
+    def fill(self, parts: Sequence[Stored]) -> None:
+        self.weight = None
+        paired = [_paired(replace(part, steps=None)) for part in parts]  # steps: only program native reads them
+        self.keep([_in_float16(Stored.joined(list(group))) for _, group in groupby(paired, key=kind_of)])
+
+    def as_they_lie(self) -> list[Stored]:
+        return super().parts()
+
+    def parts(self) -> list[Stored]:
+        return [_in_8_bits(part) if has_exponents(part) else part for part in self.as_they_lie()]
+
+
+def has_exponents(part: Stored) -> bool:
+    """Tell whether a part has exponents in the place of scales, and E2M1 codes."""
+    return part.scales is not None and part.scales.dtype == torch.uint8
+
+
+def kind_of(part: Stored) -> tuple[object, ...]:
+    """Tell how rows are stored: rows of one kind can lie in one tensor."""
+    return part.bits, has_exponents(part), *(getattr(part, name) is None for name in TENSORS)
+
+
+def _in_8_bits(part: Stored) -> Stored:
+    """Give E2M1 codes a byte each: an inverse of _paired."""
+    codes = part.unpacked().codes
+    assert codes is not None and part.scales is not None
+    return Stored(8, codes=eights_of(codes), scales=powers_of(part.scales, 128))
+
+
+def _paired(part: Stored) -> Stored:
+    """Put codes of 4 bits two in a byte, as Stored has them in `halves`, and so codes of 8 bits that are E2M1 numbers
+    times powers of 2: the same values.
+    """
+    codes, scales = part.codes, part.scales
+    if codes is None or scales is None:
         return part
-    codes_RG2B = part.codes.view(part.num_rows, -1, 2, GROUP // 2)
-    return replace(part, codes=None, halves=(codes_RG2B[:, :, 0] | codes_RG2B[:, :, 1] << 4).flatten(1))
+    if part.bits == 8 and part.minimums is None:
+        if (exponents := exponents_of(scales, 128)) is None or (found := e2m1_of(codes)) is None:
+            return part
+        codes, scales = found, exponents
+    elif part.bits != 4:
+        return part
+    codes_RG2B = codes.view(part.num_rows, -1, 2, GROUP // 2)
+    halves = (codes_RG2B[:, :, 0] | codes_RG2B[:, :, 1] << 4).flatten(1)
+    return replace(part, bits=4, codes=None, scales=scales, halves=halves)
 
 
-def _in_float16(numbers: Tensor) -> Tensor:
-    halves = numbers.half()
-    return halves if torch.equal(halves.float(), numbers.float()) else numbers
+def _in_float16(part: Stored) -> Stored:
+    """Put scales and minimums into float16, each where that holds them exactly."""
+    if has_exponents(part):
+        return part
+    numbers = {name: number for name in ("scales", "minimums") if (number := getattr(part, name)) is not None}
+    halves = {name: number.half() for name, number in numbers.items()}
+    exact = {name: each for name, each in halves.items() if torch.equal(each.float(), numbers[name].float())}
+    return replace(part, **exact)
 
 
 def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:

@@ -113,13 +113,3 @@ class Stored:
 
 
 TENSORS = ("numbers", "codes", "scales", "minimums", "halves", "factors", "steps")  # of Stored, in this order
-
-
-def joined_nibbles(codes: Tensor) -> Tensor:
-    """Join […, 2 n] codes of 4 bits to […, n] bytes, the earlier of two neighbours in the low half."""
-    return codes[..., ::2] | codes[..., 1::2] << 4
-
-
-def split_nibbles(bytes_: Tensor) -> Tensor:
-    """Split […, n] bytes into […, 2 n] codes of 4 bits: the inverse of joined_nibbles."""
-    return torch.stack((bytes_ & 15, bytes_ >> 4), -1).flatten(-2)

@@ -118,6 +118,9 @@ class EngineConfig:
     async_scheduling: str = setting("auto",
         "Begin each step before the last one's tokens are read: on, off, or auto (on a GPU).",
         choices=("auto", "on", "off"))
+    exact: bool = setting(False,
+        "Program graphs: prompts and drafts by its own kernels, too, so that no bit depends on chunks or neighbours; "
+        "slower than by torch's products.")
     fuse: str = setting("qkv,gate_up",
         "Operations that are fused: qkv, gate_up, norm, rotary, separated by commas; all, or none.", metavar="NAMES")
     aot_package: str | None = setting(None,
@@ -150,6 +153,7 @@ class EngineConfig:
             "aot_package": has_package and self.program not in ("auto", "aot") and f"none, {program}",
             "program": self.program == "aot" and not has_package and "auto, or aot with an AOT package as aot_package",
             "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
+            "exact": self.exact and self.program != "graphs" and f"off, {program}; on is for program graphs",
             "async_scheduling": self.async_scheduling == "on" and self.speculates and reads,
             "draft_model": self._draft_model_wanted,
             "suffix_dir": self.suffix_dir is not None and not has_suffix and f"none, {proposer}",
@@ -238,6 +242,7 @@ class EngineKeywords(TypedDict, total=False):
     compile_in_background: bool
     max_waiting: int | None
     async_scheduling: str
+    exact: bool
     fuse: str
     aot_package: str | PathLike[str] | None
     aot_fallback: bool

@@ -60,7 +60,7 @@ def said(method: str, **settings) -> dict:
     ids=str,
 )
 def test_settings_that_are_understood(config, bits):
-    assert describe_codes(config) == config | {"stored_as_codes": bits}
+    assert describe_codes(config) == config | {"stored_as_codes": bits, "stored_as_compact_codes": bits}
 
 
 @pytest.mark.parametrize(

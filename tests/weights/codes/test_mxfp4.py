@@ -2,6 +2,7 @@
 
 import copy
 import json
+from math import prod
 
 import pytest
 import torch
@@ -45,8 +46,7 @@ def written(folder, model, exponents=(120, 125)):
     return folder
 
 
-@pytest.fixture(scope="module")
-def model():
+def tiny():
     sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDTH}
     config = transformers.AutoConfig.for_model("gpt_oss", **TINY["gpt_oss"][1] | sizes)
     torch.manual_seed(3)
@@ -54,6 +54,11 @@ def model():
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15)
     return model.float().eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,12 @@ def test_codes_hold_the_same_values(path, model):
     assert codes.bits == 8 and torch.equal(codes.values(), experts.gate_up_proj[2].t())
     assert torch.equal(checkpoint.read_codes(f"{UP}[2]", range(3, 50)).values(), codes.values()[3:50])
     assert checkpoint.read_codes("lm_head.weight") is None
-    assert read_config(checkpoint.config).code_bits == 8.5
+    config = read_config(checkpoint.config)
+    coded = 2 * EXPERTS * 3 * HIDDEN * WIDTH
+    plain = sum(len(shape) == 2 and prod(shape) for name, shape in checkpoint.shapes.items() if "experts" not in name)
+    plain -= config.vocab_size * HIDDEN  # the embedding is looked up
+    assert config.code_bits == 8.5
+    assert config.compact_bits == pytest.approx((4.25 * coded + 16 * plain) / (coded + plain), rel=1e-12)
 
 
 def test_scales_that_are_no_half_floats_are_read_as_values(model, tmp_path):

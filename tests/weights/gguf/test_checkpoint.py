@@ -47,12 +47,19 @@ def test_a_file_in_floating_point_has_no_codes(opened):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"),
-    [(Kind.Q4_0, 4.5), (Kind.Q4_1, 5.0), (Kind.Q5_0, 6.0), (Kind.Q5_1, 6.0), (Kind.Q8_0, 8.5)],
+    ("kind", "bits", "compact"),
+    [
+        (Kind.Q4_0, 4.5, 4.5),
+        (Kind.Q4_1, 5.0, 5.0),
+        (Kind.Q5_0, 6.0, 9.0),
+        (Kind.Q5_1, 6.0, 9.0),
+        (Kind.Q8_0, 8.5, 8.5),
+    ],
     ids=str,
 )
-def test_bits_of_codes_as_the_native_program_packs_them(opened, kind, bits):
+def test_bits_of_codes_as_the_programs_pack_them(opened, kind, bits, compact):
     file = opened(kind=kind)
+    assert file.config["stored_as_compact_codes"] == compact
     assert file.config["stored_as_codes"] == file.config["embedding_as_codes"] == bits
     assert file.dtype_of("token_embd.weight") == "float32"
     assert file.rounded == ""

@@ -11,20 +11,41 @@ from tokenmill.kernels.triton.arithmetic import ROWS, activated, multiplied, rou
 
 
 @triton.jit
+def power_of(exponent):
+    """Make the bits of 2 to the power of exponent - 128, as float32; the two smallest are subnormal."""
+    bits = tl.where(exponent > 1, (exponent - 1) << 23, 0x200000 << tl.minimum(exponent, 1))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def twice(codes):
+    """Compute twice the numbers of E2M1 codes. As a float16 number a sign, two bits of the exponent and one of the
+    fraction, each in its place, are 2 to the power of -14 times the number; 0.5 is subnormal in both.
+    """
+    codes = codes.to(tl.int16)
+    bits = ((codes & 8) << 12) | ((codes & 7) << 9)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 32768.0
+
+
+@triton.jit
 def scaled(
     codes, scales, minimums, f, first, num_inputs, seen, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
-    BITS: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+    BITS: tl.constexpr, E2M1: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Multiply codes [OUTPUTS, GROUPS · n] by the scales of their groups, see quant.stored: numbers of T.
 
-    FACTORED: `minimums` are the integer factors of each 16 inputs, [outputs, inputs / 16].
+    FACTORED: `minimums` are the integer factors of each 16 inputs, [outputs, inputs / 16]. E2M1: scales are exponents.
     """
     groups = (num_inputs + 31) // 32
     group = first // 32 + tl.arange(0, GROUPS)
     at = f.to(tl.int64)[:, None] * groups + group[None, :]
     there = seen & (group < groups)[None, :]
-    scale = tl.load(scales + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
-    if FACTORED:
+    scale = tl.load(scales + at, mask=there, other=0)
+    scale = (power_of(scale.to(tl.int32)) if E2M1 else scale.to(tl.float32))[:, :, None]
+    if E2M1:
+        values = tl.reshape(twice(codes), (OUTPUTS, GROUPS, codes.shape[1] // GROUPS)) * scale
+    elif FACTORED:
         half = first // 16 + tl.arange(0, 2 * GROUPS)
         at = f.to(tl.int64)[:, None] * (2 * groups) + half[None, :]
         factor = tl.load(minimums + at, mask=seen & (half < 2 * groups)[None, :], other=0).to(tl.float32)
@@ -43,8 +64,8 @@ def scaled(
 @triton.jit
 def add_products(
     sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
-    BITS: tl.constexpr, PAIRED: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, E2M1: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Add the products of a tile of rows with weights [OUTPUTS, INPUTS].
 
@@ -66,7 +87,7 @@ def add_products(
         if BITS > 0:
             part = scaled(
                 part, scales, minimums, f, first, num_inputs, made, OUTPUTS, INPUTS // 32,
-                BITS, FACTORED, HAS_MINIMUMS, T, INTERPRETED,
+                BITS, E2M1, FACTORED, HAS_MINIMUMS, T, INTERPRETED,
             )  # fmt: skip
         sums = multiplied(rows, tl.trans(part), sums, T, INTERPRETED)
     return sums
@@ -141,7 +162,7 @@ def summed(
     rows, there, norm_weight, norm_bias, numbers, scales, minimums, f, num_inputs, num_outputs, eps,
     NORM: tl.constexpr, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     TWO_PASSES: tl.constexpr, GATED: tl.constexpr,
-    BITS: tl.constexpr, PAIRED: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
+    BITS: tl.constexpr, PAIRED: tl.constexpr, E2M1: tl.constexpr, FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, T: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Add up the products of rows, normed, with weights f; of gated matrices also the products with the factors."""
@@ -163,12 +184,12 @@ def summed(
             a, a_high = in_pairs(a, INPUTS)
         sums = add_products(
             sums, a, a_high, numbers, scales, minimums, f, first, num_inputs, num_outputs,
-            BITS, PAIRED, FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+            BITS, PAIRED, E2M1, FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
         )  # fmt: skip
         if GATED:
             up_sums = add_products(
                 up_sums, a, a_high, numbers, scales, minimums, f + num_outputs, first, num_inputs, 2 * num_outputs,
-                BITS, PAIRED, FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+                BITS, PAIRED, E2M1, FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
             )  # fmt: skip
     if NORM and not TWO_PASSES:
         factor = tl.rsqrt(squares / num_inputs + eps)
@@ -184,7 +205,7 @@ def product(
     CHOSEN: tl.constexpr, BY_HEADS: tl.constexpr, SEVERAL: tl.constexpr, READS_PAIRS: tl.constexpr,
     CLAMPED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, NORM_BIAS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr, TWO_PASSES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, BITS: tl.constexpr, PAIRED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, BITS: tl.constexpr, PAIRED: tl.constexpr, E2M1: tl.constexpr,
     FACTORED: tl.constexpr, HAS_MINIMUMS: tl.constexpr, T: tl.constexpr, OUT: tl.constexpr, OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
@@ -224,8 +245,8 @@ def product(
     f = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     sums, up_sums = summed(
         x + from_.to(tl.int64)[:, None] * x_stride, there, norm_weight, norm_bias, numbers, scales, minimums, f,
-        num_inputs, num_outputs, eps, NORM, CENTRED, NORM_BIAS, UNIT_OFFSET, TWO_PASSES, GATED, BITS, PAIRED, FACTORED,
-        HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
+        num_inputs, num_outputs, eps, NORM, CENTRED, NORM_BIAS, UNIT_OFFSET, TWO_PASSES, GATED, BITS, PAIRED, E2M1,
+        FACTORED, HAS_MINIMUMS, OUTPUTS, INPUTS, T, INTERPRETED,
     )  # fmt: skip
     sums = finished(
         sums, up_sums, bias, f, num_outputs, multiplier, up_multiplier, alpha, limit,

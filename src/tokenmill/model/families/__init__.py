@@ -250,9 +250,10 @@ def architectures() -> dict[str, str]:
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """Read the ModelConfig that a config.json describes; unknown keys that may matter are errors.
 
-    Three keys are our own: "mtp_as_stored" says whether the files have a layer that predicts further tokens and can
+    Four keys are our own: "mtp_as_stored" says whether the files have a layer that predicts further tokens and can
     draft; "stored_as_codes" has the bits per number of a quantised file, or True where they are not
-    known; "embedding_as_codes" the bits per number of its embedding, where that is kept without rounding.
+    known; "stored_as_compact_codes" the same where a program has 4 bits two in a byte; "embedding_as_codes" the bits
+    per number of its embedding, where that is kept without rounding.
     """
     family = find_family(config)
     if family.text is not None:
@@ -262,8 +263,10 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults}, {**NULLS, **family.nulls})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)
-    has_table = reader.take("embedding_as_codes", None) is None
-    embedding_bits = 0.0 if has_table else reader.number("embedding_as_codes", maximum=64.0)
+    compact_bits, embedding_bits = (
+        0.0 if reader.take(key, None) is None else reader.number(key, maximum=64.0)
+        for key in ("stored_as_compact_codes", "embedding_as_codes")
+    )
     for key, value in family.expected.items():
         reader.expect(key, value)
     fields = family.read(reader)
@@ -297,6 +300,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         "has_head": has_head and fields.get("has_head", True),
         "codes": bool(codes),
         "code_bits": bits,
+        "compact_bits": compact_bits,
         "embedding_bits": embedding_bits,
     }
     fields["tie_embeddings"] &= fields["has_head"]

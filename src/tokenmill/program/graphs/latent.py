@@ -58,13 +58,16 @@ class GraphLatent:
         q_BNF = q.view(count, heads, block.query_dim)
         q_BNL = x_BD.new_empty((count, heads, block.latent_dim))
         self.keys(q_BNF[..., : block.plain_dim], q_BNL)
-        read_BNL = self._attend(q_BNL, q, row, cached, rows)
+        read_BNL = rows.results(q, heads * block.latent_dim).view_as(q_BNL)
+        for which, own in rows.turns():
+            self._attend(q_BNL[which], q[which], row[which], cached, own, read_BNL[which])
         out_BNV = x_BD.new_empty((count, heads, self.values.num_outputs))
         return self.values(read_BNL, out_BNV).flatten(1)
 
-    def _attend(self, q_BNL: Tensor, q: Tensor, row: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> Tensor:
+    def _attend(
+        self, q_BNL: Tensor, q: Tensor, row: Tensor, cached: tuple[Tensor, ...], rows: StepRows, out_BNL: Tensor
+    ) -> None:
         block, (count, heads, _), splits = self.block, q_BNL.shape, rows.num_splits
-        out_BNL = rows.results(q, heads * block.latent_dim).view_as(q_BNL)
         of_splits = rows.of_splits(heads, block.latent_dim) if splits > 1 else [row] * 3
         cos, sin = (q, q) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         grid = count, heads // self.group
@@ -85,4 +88,3 @@ class GraphLatent:
                 rows.positions_B, row, out_BNL, *of_splits, out_BNL.stride(0), NUM_HEADS=heads,
                 NUM_KV_HEADS=grid[1], HEAD_DIM=block.latent_dim, SINKS=False, **shared,
             )  # fmt: skip
-        return out_BNL

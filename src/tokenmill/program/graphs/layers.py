@@ -59,10 +59,18 @@ class GraphAttention:
 
     def __call__(self, x_BD: Tensor, norm: NormOf | None, cached: tuple[Tensor, ...], rows: StepRows) -> Tensor:
         """Write the new rows of K and V into the cache; return the attention of each row, [B, N · H]."""
-        block, count, splits = self.block, len(x_BD), rows.num_splits
-        gqkv = self.qkv(x_BD, x_BD.new_empty((count, self.qkv.num_outputs), dtype=torch.float32), norm)
+        block = self.block
+        gqkv = self.qkv(x_BD, x_BD.new_empty((len(x_BD), self.qkv.num_outputs), dtype=torch.float32), norm)
         qkv = gqkv[:, -(block.num_heads + 2 * block.num_kv_heads) * block.head_dim :]
         out = rows.results(x_BD, block.num_heads * block.head_dim)
+        for which, own in rows.turns():
+            self._attend(qkv[which], out[which], cached, own)
+        if gqkv.shape != qkv.shape:
+            multiply(out, gqkv[:, : out.shape[1]], out, SIGMOID, block.num_heads)
+        return out
+
+    def _attend(self, qkv: Tensor, out: Tensor, cached: tuple[Tensor, ...], rows: StepRows) -> None:
+        block, count, splits = self.block, len(qkv), rows.num_splits
         maxima, sums, values = rows.of_splits(block.num_heads, block.head_dim) if splits > 1 else (qkv, qkv, qkv)
         cos, sin = (qkv, qkv) if self.table is None else (self.table.cos_PH, self.table.sin_PH)
         q_norm, k_norm = self.norms
@@ -70,7 +78,7 @@ class GraphAttention:
         shared = {
             "NUM_HEADS": block.num_heads, "NUM_KV_HEADS": block.num_kv_heads, "HEAD_DIM": block.head_dim,
             "WINDOW": block.shape.window or 0, "SINKS": self.sinks is not None, "NUM_SPLITS": splits, "SPLIT": SPLIT,
-            "HEADS": self.heads, "WIDTH": self.width, "T": TRITON[x_BD.dtype], "INTERPRETED": INTERPRETED,
+            "HEADS": self.heads, "WIDTH": self.width, "T": TRITON[out.dtype], "INTERPRETED": INTERPRETED,
         }  # fmt: skip
         sinks = qkv if self.sinks is None else self.sinks
         attend[(count, block.num_kv_heads, splits)](
@@ -82,16 +90,13 @@ class GraphAttention:
             ROPE_DIM=0 if self.table is None else cos.shape[1], Q_NORM=1 + self.over_all if q_norm else 0,
             K_NORM=1 + self.over_all if k_norm else 0, OWN=self.has_own, **(q_norm.kind if q_norm else NO_NORM),
             CAPPED=block.shape.softcap is not None,
-            BLOCK=self.block_size, POSITIONS=positions_of(self.width, x_BD.dtype), INT8=len(cached) > 2,
-            num_warps=warps_of(self.heads, self.width, x_BD.dtype), **shared,
+            BLOCK=self.block_size, POSITIONS=positions_of(self.width, out.dtype), INT8=len(cached) > 2,
+            num_warps=warps_of(self.heads, self.width, out.dtype), **shared,
         )  # fmt: skip
         if splits > 1:
             merge[(count, block.num_kv_heads)](
                 rows.positions_B, sinks, out, maxima, sums, values, out.stride(0), **shared
             )
-        if gqkv.shape != qkv.shape:
-            multiply(out, gqkv[:, : out.shape[1]], out, SIGMOID, block.num_heads)
-        return out
 
 
 def hidden(
@@ -215,15 +220,20 @@ class GraphDecoder:
         head = decoder.embedding if decoder.head is None else decoder.head
         self.head = GraphMatrix.of(head, (self.config.logit_multiplier,))
 
-    def __call__(self, token_ids_B: Tensor, cache: list[tuple[Tensor, ...]], rows: StepRows) -> Tensor:
-        """Compute the logits of each sequence, [B, V] float32."""
+    def __call__(
+        self, token_ids_B: Tensor, cache: list[tuple[Tensor, ...]], rows: StepRows, num_logits: int | None = None
+    ) -> Tensor:
+        """Compute the logits of each row, or of so many of the last rows, [B, V] float32."""
         x_BD = self.embedding(token_ids_B)
         x_BD = x_BD if self.multiplier == 1.0 else x_BD * self.multiplier
         if self.position_embedding is not None:
             x_BD = x_BD + self.position_embedding(rows.positions_B + self.config.first_position)
         for layer, cached in zip(self.layers, cache, strict=True):
             layer(x_BD, cached, rows)
+        if num_logits is not None:
+            x_BD = x_BD[len(x_BD) - num_logits :]
         logits_BV = x_BD.new_empty((len(x_BD), self.config.vocab_size), dtype=torch.float32)
-        self.head(x_BD, logits_BV, self.norm)
+        if len(x_BD):
+            self.head(x_BD, logits_BV, self.norm)
         cap = self.config.logit_softcap
         return logits_BV if cap is None else torch.tanh(logits_BV / cap) * cap

@@ -1,7 +1,6 @@
 """The matrices of program graphs: what the product kernel reads of the modules' own tensors, and how it is launched."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from tokenmill.kernels.triton.products import add_chosen, add_normed, product
 from tokenmill.model.blocks import Norm
 from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.quant.matrix import Matrix
-from tokenmill.quant.quantized import QuantizedLinear
+from tokenmill.quant.quantized import CompactLinear, QuantizedLinear, has_exponents, kind_of
 from tokenmill.quant.stored import TENSORS, Stored
 
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -63,8 +62,9 @@ NO_NORM = {"CENTRED": False, "NORM_BIAS": False, "UNIT_OFFSET": False}
 
 class MatrixRows(NamedTuple):
     """The rows of a matrix that are stored alike; of experts the same rows of each. bits: 0 for plain numbers. paired:
-    a byte has two codes. minimums: or the factors of each 16 inputs, where `factored`. places: where the rows of each
-    expert lie among these, -1 for an expert that is stored otherwise; None for all in their order.
+    a byte has two codes. e2m1: they are numbers in floating point, and the scales exponents. minimums: or the factors
+    of each 16 inputs, where `factored`. places: where the rows of each expert lie among these, -1 for an expert that is
+    stored otherwise; None for all in their order.
     """
 
     first: int
@@ -74,6 +74,7 @@ class MatrixRows(NamedTuple):
     scales: Tensor
     minimums: Tensor | None
     paired: bool
+    e2m1: bool
     factored: bool
     places: Tensor | None
 
@@ -81,21 +82,19 @@ class MatrixRows(NamedTuple):
     def of(cls, part: Stored, first: int, num_experts: int = 1, places: Tensor | None = None) -> "MatrixRows":
         count = part.num_rows // num_experts
         if part.numbers is not None:
-            return cls(first, count, 0, part.numbers.contiguous(), part.numbers, None, False, False, places)
+            return cls(first, count, 0, part.numbers.contiguous(), part.numbers, None, False, False, False, places)
         paired, factored = part.codes is None, part.factors is not None
         codes, others = part.halves if paired else part.codes, part.factors if factored else part.minimums
         assert codes is not None and part.scales is not None, "codes have scales"
         others = None if others is None else others.contiguous()
-        kind = (part.bits, codes.contiguous(), part.scales.contiguous(), others, paired, factored)
-        return cls(first, count, *kind, places)
+        numbers = codes.contiguous(), part.scales.contiguous(), others
+        return cls(first, count, part.bits, *numbers, paired, has_exponents(part), factored, places)
 
 
 def _stored(module: nn.Module) -> list[Stored]:
-    """The rows of a matrix as its module has them; codes of 4 bits are put two in a byte there."""
-    if isinstance(module, QuantizedLinear):
-        module.keep([replace(part, steps=None) for part in module.parts()])  # which program native alone reads
-        module.compact()
-        return module.parts()
+    """The rows of a matrix as its module has them."""
+    if isinstance(module, CompactLinear):
+        return module.as_they_lie()
     assert isinstance(module.weight, Tensor), "filled"
     return [Stored.plain(module.weight.detach())]
 
@@ -107,7 +106,7 @@ def _bias(module: nn.Module) -> Tensor | None:
 
 def _kinds(parts: list[Stored]) -> tuple[object, ...]:
     """Tell how the parts of a matrix are stored: parts of matrices of one kind can lie in one tensor."""
-    return tuple((part.num_rows, part.bits, *(getattr(part, name) is None for name in TENSORS)) for part in parts)
+    return tuple((part.num_rows, *kind_of(part)) for part in parts)
 
 
 def _together(modules: Sequence[Matrix], stored: list[list[Stored]]) -> list[Stored]:
@@ -215,7 +214,7 @@ class GraphMatrix:
                 TWO_PASSES=norm is not None and (norm.centred or x.dtype == torch.float16), GATED=gated,
                 ACTIVATION=ACTIVATIONS[activation] if activation and not self.splits_gates else 0,
                 HAS_BIAS=bias is not None, ADDS=adds is not None, BITS=part.bits, PAIRED=part.paired,
-                FACTORED=part.factored, HAS_MINIMUMS=part.minimums is not None and not part.factored,
+                E2M1=part.e2m1, FACTORED=part.factored, HAS_MINIMUMS=part.minimums is not None and not part.factored,
                 T=TRITON[x.dtype], OUT=TRITON[out.dtype], OUTPUTS=OUTPUTS,
                 INPUTS=inputs_of(x.dtype), INTERPRETED=INTERPRETED, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip

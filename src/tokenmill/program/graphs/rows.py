@@ -1,5 +1,6 @@
 """The part of a step of program graphs that all layers read."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ class StepRows(NamedTuple):
     and which it fills.
 
     A row that fills up a graph has position -1 and slots -1 where layers keep states: it reads and writes nothing.
+    in_turn: all rows are of one sequence, in its order, so that a layer's cache is written by each before the next.
     """
 
     tables_BM: Tensor
@@ -20,6 +22,17 @@ class StepRows(NamedTuple):
     num_splits: int
     scratch: Tensor
     slots_B2: Tensor | None = None
+    in_turn: bool = False
+
+    def turns(self) -> Iterator[tuple[slice, "StepRows"]]:
+        """Yield the rows whose caches are read and written by one launch, launch by launch."""
+        if not self.in_turn:
+            yield slice(None), self
+            return
+        for number in range(len(self.positions_B)):
+            row = slice(number, number + 1)
+            slots = None if self.slots_B2 is None else self.slots_B2[row]
+            yield row, self._replace(tables_BM=self.tables_BM[row], positions_B=self.positions_B[row], slots_B2=slots)
 
     def results(self, x_BD: Tensor, width: int) -> Tensor:
         """Make the rows that attention fills, [B, width]: zeros where it may leave out rows of no sequence."""

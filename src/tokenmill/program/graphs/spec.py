@@ -86,13 +86,15 @@ class GraphsSpec(EagerSpec):
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         """Foresee the bytes of EagerSpec, but of codes of 4 bits two in a byte, and of scales in float16."""
         whole = EagerSpec.weight_bytes(model, dtype, scheme)
-        if not scheme.rounds_to:
+        bits = {4: 5.0, 8: 8.5}.get(scheme.rounds_to or 0, model.compact_bits if scheme.keeps_codes else 0.0)
+        if not bits:
             return whole
-        saved, of_group = 0, GROUP // 2 + 4 if scheme.rounds_to == 4 else 2
         for matrix, count in describe(model).matrices.items():
             if matrix.role != "router":  # no scheme rounds a router
-                saved += count * matrix.outputs * -(-matrix.inputs // GROUP) * of_group
-        return whole - saved
+                numbers = matrix.outputs * -(-matrix.inputs // GROUP) * GROUP
+                ours = int(count * numbers * bits / 8)
+                whole += ours - count * scheme.matrix_bytes(matrix.outputs, matrix.inputs, dtype, model.code_bits)
+        return whole
 
     @staticmethod
     def scratch_bytes(config: ResolvedConfig, model: ModelConfig) -> int:

@@ -48,7 +48,9 @@ class GraphState:
             last(given, stored[:, at:], of_given)
             at += last.num_outputs
         out_BI = x_BD.new_empty((len(x_BD), self.block.out.inputs))
-        self._mix(self, stored, cached, rows.slots_B2, out_BI)
+        for which, own in rows.turns():
+            assert own.slots_B2 is not None, "a turn of rows with slots has some"
+            self._mix(self, stored[which], cached, own.slots_B2, out_BI[which])
         return out_BI
 
     def convolve(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FLOAT_BITS = 16.0
+"""Bits of a number of a matrix that is not quantised, in such directories."""
+
 # Keys of quantization_config that say nothing of how codes are stored: how they were chosen, and settings of other
 # programs. Any other key must be known to its method.
 _HARMLESS = frozenset(
@@ -74,16 +77,23 @@ class QuantizedCheckpoint(Checkpoint):
         turned = {matrix: coded[matrix][::-1] for matrix in self.transposed}
         self.shapes = shapes | coded | turned
         self.config.pop("stored_as_codes", None)
-        bits = [(prod(shape), self.layouts[matrix].code_bits) for matrix, shape in coded.items()]
-        if kept := [(count, each) for count, each in bits if each]:
-            average = sum(count * each for count, each in kept) / sum(count for count, _ in kept)
-            self.config = _with_codes(self.config, average)
+        bits = {matrix: self.layouts[matrix].code_bits for matrix in coded}
+        if kept := {matrix: each for matrix, each in bits.items() if each}:
             family = plain.family
             short = next(name for name, target in family.names.items() if target == "embedding.weight")
-            table = next((name for name in (family.prefix + short, short) if name in self.parts), None)
+            tables = family.prefix + short, short
+            others = {name: FLOAT_BITS for name, shape in self.shapes.items() if len(shape) == 2 and name not in tables}
+            compact = others | {matrix: self.layouts[matrix].compact_bits or FLOAT_BITS for matrix in coded}
+            self.config = _with_codes(self.config, self._average(kept), self._average(compact))
+            table = next((name for name in tables if name in self.parts), None)
             if table is not None and self.layouts[table].code_bits and self.layouts[table].bits <= 4:
                 self.config["embedding_as_codes"] = self.layouts[table].code_bits
         self.dequantized, self._warned = self._describe_values(usual), set[str]()
+
+    def _average(self, bits: Mapping[str, float]) -> float:
+        """Compute the bits per number of these matrices."""
+        sizes = {matrix: prod(self.shapes[matrix]) for matrix in bits}
+        return sum(each * sizes[matrix] for matrix, each in bits.items()) / sum(sizes.values())
 
     @property
     def family(self) -> Family:
@@ -126,13 +136,15 @@ def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
 
     Tensors that stay in float16 count as bfloat16: no program multiplies codes in float16 on a CPU.
     """
-    bits = 0.0 if quant_method(config) is None else _read_layout(config).code_bits
-    return _with_codes(config, bits) if bits else config
+    layout = None if quant_method(config) is None else _read_layout(config)
+    if layout is None or not layout.code_bits:
+        return config
+    return _with_codes(config, layout.code_bits, layout.compact_bits)
 
 
-def _with_codes(config: dict[str, Any], bits: float) -> dict[str, Any]:
+def _with_codes(config: dict[str, Any], bits: float, compact: float) -> dict[str, Any]:
     dtypes = {key: "bfloat16" for key in ("dtype", "torch_dtype") if str(config.get(key)).endswith("float16")}
-    return config | dtypes | {"stored_as_codes": bits}
+    return config | dtypes | {"stored_as_codes": bits, "stored_as_compact_codes": compact}
 
 
 def _read_layout(config: Mapping[str, Any]) -> Layout:

@@ -160,6 +160,10 @@ class Compressed(Layout):
         return layouts[found]
 
     @property
+    def is_mxfp4(self) -> bool:
+        return self.kind == "mxfp4"
+
+    @property
     def has_codes(self) -> bool:
         return self.kind != "dense"
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
+from tokenmill.quant.nibbles import powers_of, split_nibbles, twice_of
 from tokenmill.quant.schemes import GROUP
-from tokenmill.quant.stored import Stored, split_nibbles
+from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.compressed import Compressed
-from tokenmill.weights.codes.floating_tensors import over_blocks, powers_of, stored_mxfp4, twice_of
+from tokenmill.weights.codes.floating_tensors import over_blocks, stored_mxfp4
 from tokenmill.weights.codes.layout import Layout
 from tokenmill.weights.codes.words import of_integers, stream_of, values_in_groups
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tokenmill.quant.nibbles import eights_of, powers_of, split_nibbles, twice_of
 from tokenmill.quant.schemes import GROUP
-from tokenmill.quant.stored import Stored, split_nibbles
+from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.bitsandbytes import Bitsandbytes
 from tokenmill.weights.codes.fp8 import FP8
 from tokenmill.weights.codes.mlx import MLX
 from tokenmill.weights.codes.mxfp4 import MXFP4
 from tokenmill.weights.codes.words import of_minimums, stream_of, values_in_groups
 
-_TWICE = (0, 1, 2, 3, 4, 6, 8, 12)
 _LARGEST = 448.0 * 6.0  # of a scale in fp8 times a number of E2M1
 _STEP = 1 / 127  # multiplied with, as bitsandbytes does
 _PART = 1 << 22  # codes of bitsandbytes at a time, so that temporaries stay small
@@ -32,20 +32,7 @@ def stored_mxfp4(codes_RK: Tensor, exponents_RG: Tensor) -> Stored:
     Twice the value of an E2M1 code is a whole number up to 12, so that 8 bits with half the scale say the same.
     """
     halves_RG = powers_of(exponents_RG, 128)  # of the largest exponent the whole is no float32
-    return Stored.of_groups(8, (twice_of(codes_RK.flatten(1)) + 128).to(torch.uint8), GROUP, halves_RG)
-
-
-def powers_of(exponents: Tensor, added: int = 127) -> Tensor:
-    """Compute the scales of exponents from 0 to 255, float32: powers of 2, with `added` to each exponent. The exponents
-    may be of the type of such scales, float8_e8m0fnu.
-    """
-    return torch.ldexp(torch.ones(exponents.shape), exponents.view(torch.uint8).int() - added)
-
-
-def twice_of(codes: Tensor) -> Tensor:
-    """Compute twice the values of E2M1 codes, int16."""
-    table = torch.tensor([*_TWICE, *(-twice for twice in _TWICE)], dtype=torch.int16)
-    return table[codes.int()]
+    return Stored.of_groups(8, eights_of(codes_RK.flatten(1)), GROUP, halves_RG)
 
 
 def unpack_mlx(layout: MLX, parts: Mapping[str, Tensor], name: str) -> Stored:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
-from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
+from tokenmill.quant.nibbles import joined_nibbles, split_nibbles
+from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.awq import AWQ
 from tokenmill.weights.codes.gptq import GPTQ
 from tokenmill.weights.codes.own import Own

@@ -77,6 +77,15 @@ class Layout:
         return 0.0 if self.as_values else 5.0 if self.bits <= 4 else 8.5
 
     @property
+    def compact_bits(self) -> float:
+        """Bits per number with codes of 4 bits two in a byte, see quant.quantized.CompactLinear."""
+        return 4.25 if self.is_mxfp4 else self.code_bits
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return False
+
+    @property
     def remark(self) -> str:
         """A request of the files that is not met, for which the text may differ from other programs' text; or empty."""
         return ""

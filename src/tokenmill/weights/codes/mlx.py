@@ -70,6 +70,10 @@ class MLX(Layout):
         return replace(_layout(found["bits"], found["group_size"], found["mode"]), others=tuple(others))
 
     @property
+    def is_mxfp4(self) -> bool:
+        return self.mode == "mxfp4"
+
+    @property
     def mark(self) -> str:
         return "scales"
 

@@ -26,6 +26,10 @@ class MXFP4(Layout):
     def read(cls, found: Mapping[str, Any]) -> Self:
         return cls(8, 32)  # the codes are kept in 8 bits, see floating_tensors.py
 
+    @property
+    def is_mxfp4(self) -> bool:
+        return True
+
     def matrix_of(self, name: str) -> str | None:
         found = _CODES.fullmatch(name)
         return found and f"{found[1]}{found[2]}"

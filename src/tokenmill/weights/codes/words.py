@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from tokenmill.quant.nibbles import joined_nibbles, split_nibbles
 from tokenmill.quant.schemes import GROUP
-from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
+from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.layout import Layout, odd_group
 
 

@@ -25,7 +25,7 @@ from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, listed, read_gguf_config
-from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_header, read_parts
+from tokenmill.weights.gguf.header import BITS, COMPACT_BITS, FLOATS, KINDS, TensorInfo, read_header, read_parts
 from tokenmill.weights.heads import rows_by_head
 from tokenmill.weights.names import inputs_as_stored, is_further, is_ignored, is_unread, known, num_stacked
 from tokenmill.weights.plain import Checkpoint
@@ -73,7 +73,8 @@ class GGUFCheckpoint(Checkpoint):
         self.config = read_gguf_config(path, header, lists)
         self.rounded = _describe_rounding(header.tensors.values())
         if any(info.type not in FLOATS for info in header.tensors.values()):
-            self.config["stored_as_codes"] = _code_bits(header.tensors)
+            self.config["stored_as_codes"] = _code_bits(header.tensors, BITS)
+            self.config["stored_as_compact_codes"] = _code_bits(header.tensors, COMPACT_BITS)
         if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
         self.config["model_type"] += part
@@ -205,11 +206,11 @@ def is_number(name: str) -> bool:
     return name.endswith("]") and not name.startswith("blk.") and ".weight[" not in name
 
 
-def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
+def _code_bits(tensors: Mapping[str, TensorInfo], of_type: Mapping[Any, float]) -> float:
     """Count the bits per number of the matrices that tokens are multiplied with, a tied head among them."""
     tables = ("position_embd.", "token_embd.") if "output.weight" in tensors else ("position_embd.",)
     matrices = [info for name, info in tensors.items() if len(info.shape) > 1 and not name.startswith(tables)]
-    bits = sum(prod(info.shape) * BITS.get(info.type, 8.5) for info in matrices)
+    bits = sum(prod(info.shape) * of_type.get(info.type, 8.5) for info in matrices)
     return bits / max(sum(prod(info.shape) for info in matrices), 1)
 
 

@@ -59,6 +59,9 @@ KINDS = tuple(CODE_BITS)
 FLOATS = {KIND.F32: "float32", KIND.F16: "float16", KIND.BF16: "bfloat16"}
 BITS = {KIND.F32: 32.0, KIND.F16: 16.0, KIND.BF16: 16.0, **CODE_BITS}
 """Bits per number as the native program packs them; 8.5 for every other type, whose values are rounded to 8 bits."""
+COMPACT_BITS = BITS | {KIND.Q4_K: 6.0, KIND.Q5_K: 10.0, KIND.MXFP4: 4.25}
+COMPACT_BITS |= dict.fromkeys((KIND.Q5_0, KIND.Q5_1, KIND.Q3_K, KIND.Q6_K), 9.0)
+"""Bits per number with a byte for each code of more than 4 bits, see quant.quantized.CompactLinear."""
 
 
 @dataclass(frozen=True, slots=True)

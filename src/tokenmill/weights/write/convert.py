@@ -52,7 +52,8 @@ _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 }
 _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
     tekken.json added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja""".split()
-_OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes", "inputs_as_stored", "mtp_as_stored")
+_OWN_KEYS = """dtype stored_as_codes stored_as_compact_codes embedding_as_codes inputs_as_stored
+    mtp_as_stored""".split()
 """Keys of a config that tell how the files of the source are stored."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every published model
 _LENGTHS = [1 << bits for bits in range(5, 21)]  # for which a model with Llama 3's rope may have been trained

@@ -25,7 +25,7 @@ from tokenmill.weights.gguf.config import ROPE_FREQS, read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
 # Fields that say nothing of the arithmetic, or that the tokenizer and the types of the tensors tell.
-_MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
+_MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "compact_bits", "embedding_bits", "eos_token_ids"}
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
