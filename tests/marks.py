@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny_models import HYBRIDS, KINDS
+from tests.tiny_models import HYBRIDS, KINDS, UNLIKE
 from tokenmill.kernels.native_library import builds, why_not
 
 needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
@@ -55,7 +55,8 @@ def slow_but(cases: Iterable[str], *quick: str) -> list[Any]:
 def each(families: Iterable[str]) -> list[Any]:
     """The families; `make test-long` alone tries those whose arithmetic others have, too."""
     return [
-        family if family in (*KINDS, *HYBRIDS) else pytest.param(family, marks=pytest.mark.long) for family in families
+        family if family in (*KINDS, *HYBRIDS, *UNLIKE) else pytest.param(family, marks=pytest.mark.long)
+        for family in families
     ]
 
 

@@ -854,7 +854,11 @@ these."""
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h kimi_linear".split()
 """Families that between them have every kind of layer that keeps a state, and latent rows beside them."""
 
-_RARE = ("gemma3n", "gemma4", "falcon_h1", "mimo")
+UNLIKE = ("laguna", "mimo_v2_flash")
+"""Families whose attention no other has: query heads by layer with gates of a matrix of their own, and values of
+another width than keys. The laws try them by default, as they try those of KINDS."""
+
+_RARE = ("gemma3n", "gemma4", "falcon_h1")
 DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(_RARE)]
 """The models that ranks compute: a program in ranks refuses what few families have."""
 

@@ -10,7 +10,7 @@ import torch
 from tests.empty import check_empty
 from tests.integrity import check_scheduler
 from tests.steps import num_fed, plans_of
-from tests.tiny_models import prompt, reference, save
+from tests.tiny_models import TINY, build, prompt, reference, save
 from tokenmill.cache.header import read_facts
 from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.engine.load import load
@@ -201,6 +201,26 @@ def test_a_saved_session_has_the_rows_of_its_window_and_goes_on(path, tmp_path, 
             assert found == session.generate(max_new_tokens=9, ignore_eos=True).tokens
             assert found == engine.generate(before, max_new_tokens=9, ignore_eos=True).tokens
     check_empty(other.core)
+
+
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_a_window_of_one_token_may_leave_no_block(block_size, models, tmp_path):
+    """A session that went back is saved and opened, though no query of it will read a row that is there."""
+    build("mistral", TINY["mistral"][1] | {"sliding_window": 1}).save_pretrained(models / "one token")
+    engine = engine_for(models / "one token", program="eager", block_size=block_size, max_length=64, max_sequences=2)
+    emptied = 0
+    for back in range(9):
+        with engine.session(START[:10]) as session:
+            session.generate(max_new_tokens=2, ignore_eos=True)
+            session.rewind(len(session) - back)
+            session.save(tmp_path / "x.kv")
+            emptied += read_facts(tmp_path / "x.kv")["first_row"] == session.num_cached > 0
+            with engine.open_session(tmp_path / "x.kv") as again:
+                found = again.generate(max_new_tokens=4, ignore_eos=True).tokens
+            assert found == engine.generate(list(session.tokens), max_new_tokens=4, ignore_eos=True).tokens
+            assert found == session.generate(max_new_tokens=4, ignore_eos=True).tokens
+    assert emptied
+    check_empty(engine.core)
 
 
 def test_a_prompt_is_found_by_the_blocks_of_its_window_also_on_disk(path, tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 from tests.integrity import check_scheduler
 from tests.marks import QUICK_FAMILIES, each
-from tests.tiny_models import CONTEXT, FAMILY_NAMES, HYBRIDS, KINDS, TINY, prompt, reference, save
+from tests.tiny_models import CONTEXT, FAMILY_NAMES, HYBRIDS, KINDS, TINY, UNLIKE, prompt, reference, save
 from tokenmill import load
 from tokenmill.errors import NoKernel
 from tokenmill.model.description import describe
@@ -24,7 +24,8 @@ NEW = 14
 
 def cases():
     """Every family greedy, and sampled those that everything is tried with: the sampler sees no family."""
-    always = {(family, "sampled") for family in QUICK_FAMILIES} | {(family, "greedy") for family in (*KINDS, *HYBRIDS)}
+    always = {(family, "sampled") for family in QUICK_FAMILIES}
+    always |= {(family, "greedy") for family in (*KINDS, *HYBRIDS, *UNLIKE)}
     return [
         pytest.param(pair, marks=() if pair in always else pytest.mark.long, id="-".join(pair))
         for pair in product(FAMILY_NAMES, SAMPLING)

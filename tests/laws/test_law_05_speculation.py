@@ -7,7 +7,7 @@ import pytest
 
 from tests.integrity import check_scheduler
 from tests.marks import QUICK_FAMILIES
-from tests.tiny_models import FAMILY_NAMES, HYBRIDS, KINDS, VOCABULARY, prompt, save
+from tests.tiny_models import FAMILY_NAMES, HYBRIDS, KINDS, UNLIKE, VOCABULARY, prompt, save
 from tokenmill import load
 from tokenmill.measure.recorder import record
 from tokenmill.speculate.proposer import Proposer
@@ -58,7 +58,7 @@ LIES = {"no": lambda p: False, "all": lambda p: True, "some": lambda p: p % 3 ==
 def cases():
     """Every family with drafts of which some agree, those with states with all, too; the sampler sees no family."""
     for family, sampling, lies in product(FAMILY_NAMES, SAMPLING, LIES):
-        is_default = sampling == "greedy" and (family in HYBRIDS or (family in KINDS and lies == "some"))
+        is_default = sampling == "greedy" and (family in HYBRIDS or (family in (*KINDS, *UNLIKE) and lies == "some"))
         marks = () if is_default or family in QUICK_FAMILIES else pytest.mark.long
         yield pytest.param(family, sampling, LIES[lies], marks=marks, id=f"{family}-{sampling}-{lies}")
 

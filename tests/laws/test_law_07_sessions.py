@@ -10,12 +10,12 @@ import pytest
 
 from tests.empty import check_empty
 from tests.marks import QUICK_FAMILIES
-from tests.tiny_models import FAMILY_NAMES, HYBRIDS, KINDS, prompt, save
+from tests.tiny_models import FAMILY_NAMES, HYBRIDS, KINDS, UNLIKE, prompt, save
 from tokenmill import SnapshotError, load
 from tokenmill.kernels.native_library import why_not
 
 START = prompt(13, seed=2)
-TRIED = (*KINDS, *HYBRIDS)
+TRIED = (*KINDS, *HYBRIDS, *UNLIKE)
 PROGRAMS = ["eager", *(["native"] if why_not() is None else [])]
 
 

@@ -24,7 +24,7 @@ from tests.mtp_models import save_with_mtp
 from tests.peft_adapters import save_adapter
 from tests.recorded_drafts import check, recorded
 from tests.state_model import save_with_states
-from tests.tiny_models import HYBRIDS, VOCABULARY, prompt, reference, save
+from tests.tiny_models import HYBRIDS, UNLIKE, VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
 from tokenmill import RequestError, SamplingParams, load
 from tokenmill.engine.mtp import refuse_rows
@@ -571,12 +571,12 @@ def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path)
     everything_at_once(path, PROGRAMS["native, adaptive"], tmp_path)
 
 
-RANKED = ("llama", "mixtral", *HYBRIDS)
+RANKED = ("llama", "mixtral", *UNLIKE, *HYBRIDS)
 WITH_RANKS = ("native", "native, draft model")
 
 
 @pytest.mark.parametrize(
-    ("family", "program"), tried(RANKED, WITH_RANKS, slow=[*zip(RANKED, 3 * WITH_RANKS, strict=True)])
+    ("family", "program"), tried(RANKED, WITH_RANKS, slow=[*zip(RANKED, 4 * WITH_RANKS, strict=True)])
 )
 def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
     """The draft model is computed by rank 0 alone."""

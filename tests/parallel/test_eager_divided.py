@@ -7,7 +7,7 @@ from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.marks import covering
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
-from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, build, prompt, save
+from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, UNLIKE, build, prompt, save
 from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
@@ -59,6 +59,12 @@ def test_every_kind_of_arithmetic(name, models):
     check(save_with_three_kv_heads(name, models))
 
 
+@pytest.mark.parametrize("name", ["olmo-clipped", *UNLIKE])
+def test_what_few_families_have(name, models):
+    """Products within bounds; gates of a matrix of their own; values of another width than keys, multiplied."""
+    check(save(name, models), sizes=(2,))
+
+
 @pytest.mark.parametrize("name", [*HYBRIDS, "mamba2"])
 def test_layers_that_keep_states(name, models):
     check(save(name, models), sizes=(2,))
@@ -96,7 +102,10 @@ def test_every_kind_of_storage(settings, large):
 @pytest.mark.parametrize(
     ("name", "settings"),
     covering(
-        [*"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(), *HYBRIDS],
+        [
+            *"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(),
+            *("laguna", "mimo_v2_flash-departures", *HYBRIDS),
+        ],
         [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}],
         ["llama-mha-tied", "gpt_oss"],
         ids=["as it is", "dense", "q8 in bfloat16"],

@@ -11,7 +11,7 @@ from tests.calibrate.runs import calibrated
 from tests.marks import QUICK_FAMILIES, covering
 from tests.parallel.ranks_in_threads import RanksInThreads
 from tests.parallel.test_eager_ranks import SCARCE, texts
-from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, prompt, save
+from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, UNLIKE, prompt, save
 from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
 from tokenmill.bench.golden import check_text, reference_for
@@ -22,7 +22,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 
 LONG = prompt(97, seed=5)
 FORMS = ["float32 dense", "bfloat16 dense", "float16 dense", "float32 q8", "bfloat16 q4"]
-FEW = [*KINDS, *HYBRIDS]
+FEW = [*KINDS, *UNLIKE, *HYBRIDS]
 REST = [name for name in DIVISIBLE if name not in FEW]
 PLAIN = ["llama", "gpt2", "qwen3", "mixtral"]
 HOWS = {

@@ -20,7 +20,7 @@ from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import MlpBlock
 from tokenmill.quant.matrix import Matrix, is_traced, make_matrix, product
 from tokenmill.quant.schemes import Scheme
-from tokenmill.quant.ways import scale_parts
+from tokenmill.quant.ways import finish_products
 
 
 def _is_written_out(x: Tensor) -> bool:
@@ -169,10 +169,7 @@ def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> M
     """Make the module of a matrix, which multiplies in one product or in one for each of its parts."""
     is_fused = len(matrix.parts) == 1 or matrix.role in fused
     made = make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias) if is_fused else Unfused(matrix)
-    if matrix.is_scaled:  # whatever the class of the scheme
-        made.register_forward_hook(lambda _, __, out_TF: scale_parts(out_TF, matrix.parts, matrix.multipliers))
-    if (bound := matrix.clip) is not None:
-        made.register_forward_hook(lambda _, __, out_TF: out_TF.clamp(-bound, bound))
+    finish_products(made, matrix.parts, matrix.multipliers, matrix.clip)
     return made
 
 

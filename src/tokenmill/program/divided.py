@@ -26,6 +26,7 @@ from tokenmill.program.mixer_shares import share_of
 from tokenmill.program.shares import computed_rows, matrix_rows, table_rows
 from tokenmill.quant.matrix import Matrix, make_matrix, product
 from tokenmill.quant.stored import Stored
+from tokenmill.quant.ways import finish_products
 from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
 from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memory
 
@@ -204,10 +205,10 @@ class _Divider:
         """Divide the rows of a matrix, unless every rank has all of them."""
         projection = self._matrices[join(layer, role)]
         rows = matrix_rows(projection, self._source.scheme, self._group.size)
-        if rows is None:
-            return self._part(layer, role, matrix, [range(projection.outputs)])
-        own = self._part(layer, role, matrix, [rows[self._group.rank]])
-        return Gathered(own, list(map(len, rows)), self._group)  # type: ignore[return-value]
+        own = self._part(layer, role, matrix, [range(projection.outputs) if rows is None else rows[self._group.rank]])
+        made: Any = own if rows is None else Gathered(own, list(map(len, rows)), self._group)
+        finish_products(made, projection.parts, projection.multipliers, projection.clip)
+        return made  # type: ignore[no-any-return]
 
     def _part(self, layer: int | None, role: str, matrix: Matrix, rows: list[range]) -> Matrix:
         """Make a matrix of these rows, which is filled later; its bias is there at once."""
@@ -234,7 +235,10 @@ class _Divider:
             assert isinstance(whole, Matrix)
             part = self._part(layer, f"{block.name}.{role}", whole, rows)
             is_wider = sum(map(len, rows)) > sum(map(len, wanted))
-            mixer.set_submodule(role, Picked(part, places(wanted, rows)) if is_wider else part)
+            made = Picked(part, places(wanted, rows)) if is_wider else part
+            own_matrix = own.block.matrices[role]
+            finish_products(made, own_matrix.parts, own_matrix.multipliers, own_matrix.clip)
+            mixer.set_submodule(role, made)
         for name, ranges in own.vectors.items():
             _keep(mixer, name, ranges)
         for role in block.matrices.keys() - own.rows.keys():

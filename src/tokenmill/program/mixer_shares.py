@@ -74,15 +74,15 @@ def _with_parts(matrix: Projection, parts: Iterable[Rows]) -> Projection:
 def _attention(block: AttentionBlock, rank: int, ranks: int) -> MixerShare:
     kv_heads = divide(block.num_kv_heads, ranks)[rank]
     heads = times(kv_heads, block.num_heads // block.num_kv_heads)
-    q, kv = times(heads, block.head_dim), times(kv_heads, block.head_dim)
+    q, k, v = times(heads, block.head_dim), times(kv_heads, block.head_dim), times(kv_heads, block.value_dim)
     gates = [q, shifted(q, block.out.inputs)] if block.gated else [q]  # before Q
-    parts = [gates, [kv], [kv]]
+    parts = [gates, [k], [v]]
     own = replace(
         block,
         num_heads=len(heads),
         num_kv_heads=len(kv_heads),
         qkv=_with_parts(block.qkv, parts),
-        out=replace(block.out, inputs=len(q)),
+        out=replace(block.out, inputs=len(heads) * block.value_dim),
     )
     vectors = {name: [heads] for name in block.vectors}
     for (role, norm), of_role in zip(block.norms.items(), (heads, kv_heads), strict=False):

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import DecoderDescription, describe
+from tokenmill.model.description import UNEQUAL, DecoderDescription, describe
 from tokenmill.quant.schemes import Scheme, find_scheme
 from tokenmill.registry import PROGRAMS, SCHEMES, help_of, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
@@ -67,7 +67,7 @@ class ProgramSpec(Protocol):
 def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: DecoderDescription) -> str | None:
     """Give the reason of a program that does not know the mixer of some layer, or None."""
     several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-    rarities = ProgramSpec.rarities if several else program.rarities
+    rarities = [UNEQUAL] if several else program.rarities
     for number, layer in enumerate(decoder.layers):
         if unknown := [mixer.name for mixer in layer.mixers if mixer.name not in program.mixers]:
             return f"does not compute {unknown[0]}, the mixer of layer {number}"

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmill.kernels.threads import torch_threads
@@ -138,7 +138,16 @@ def keeps_bits(way: Way, x_RD: Tensor, weight: Tensor, threads: int) -> bool:
     return True
 
 
-def scale_parts(out_TF: Tensor, parts: Sequence[int], multipliers: Sequence[float]) -> Tensor:
-    """Multiply the products of each part of a merged matrix by its multiplier."""
-    of_parts = zip(torch.split(out_TF, list(parts), dim=-1), multipliers, strict=True)
-    return torch.cat([part * multiplier for part, multiplier in of_parts], dim=-1)
+def finish_products(module: nn.Module, parts: Sequence[int], multipliers: Sequence[float], clip: float | None) -> None:
+    """Have a module, whatever its class, multiply the products of each part of a merged matrix by its multiplier, and
+    bring products into [-clip, clip].
+    """
+
+    def scaled(_module: nn.Module, _inputs: object, out_TF: Tensor) -> Tensor:
+        of_parts = zip(torch.split(out_TF, list(parts), dim=-1), multipliers, strict=True)
+        return torch.cat([part_TF * multiplier for part_TF, multiplier in of_parts], dim=-1)
+
+    if any(each != 1.0 for each in multipliers):
+        module.register_forward_hook(scaled)
+    if clip is not None:
+        module.register_forward_hook(lambda _, __, out_TF: out_TF.clamp(-clip, clip))

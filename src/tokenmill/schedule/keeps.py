@@ -81,10 +81,11 @@ class Kept:
 
     def row_blocks(self, block_size: int) -> list[int]:
         """List the blocks of the text's rows from position 0 on. In the place of each block that was given back stands
-        the first block that is there, because rows to which no query may attend still have to be numbers.
+        the first block that is there, because rows to which no query may attend still have to be numbers; with a window
+        of one token there may be none.
         """
-        rows = self.tables[0]
-        return [rows.blocks[0]] * (rows.first_row // block_size) + rows.blocks if rows.first_row else rows.blocks
+        begin, rows = self.tables[0].first_row // block_size, self.tables[0].blocks
+        return (rows[:1] or [0]) * begin + rows if begin else rows
 
     def copy(self) -> "Kept":
         """Copy the record for another text. The caller counts the references of the blocks."""
