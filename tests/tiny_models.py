@@ -860,7 +860,10 @@ another width than keys. The laws try them by default, as they try those of KIND
 
 _RARE = ("gemma3n", "gemma4", "falcon_h1")
 DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(_RARE)]
-"""The models that ranks compute: a program in ranks refuses what few families have."""
+"""The models that ranks of every program compute: program eager in ranks refuses what few families have."""
+
+RARE = ["gemma3n_text", "gemma4_text", "falcon_h1"]
+"""Families that between them have all that few have."""
 
 
 def auto_class(config: transformers.PreTrainedConfig) -> Any:

@@ -189,11 +189,10 @@ void check_combine(const TmModel& m, const TmOp& op, const TmOp& stored) {
 
 void check_inputs(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.outputs > 0 && op.block > 0 && op.outputs % op.block == 0, "inputs of layers have no blocks");
-  require(op.weight && op.table && is_table(op.scheme), "inputs of layers have no norm or table");
+  require(op.weight && (op.table || m.rank > 0) && is_table(op.scheme), "inputs of layers have no norm or table");
   require(are_stored(before, op.column, op.outputs), "inputs of layers that were not stored");
   require(op.rows > 0, "inputs of layers have a table without rows");
   require(!op.coded || (block_bytes(op.coded) && op.outputs % block_numbers(op.coded) == 0), "a table of unknown codes");
-  require(m.num_ranks == 1, "several ranks do not compute inputs of layers");
 }
 
 void check_latent_rows(const TmModel& m, const TmOp& op, const Before& before) {
@@ -208,7 +207,6 @@ void check_latent_rows(const TmModel& m, const TmOp& op, const Before& before) {
 void check_streams(const TmModel& m, const TmOp& op, const Before& before) {
   const int num = op.kind == TM_EXPAND ? op.streams : before.streams;
   require(num > 1 && num <= MAX_STREAMS, "a token has one stream alone, or too many");
-  require(m.num_ranks == 1, "several ranks do not compute several streams");
   if (op.kind == TM_PREDICT || op.kind == TM_CORRECT)
     return require(op.weight && op.router && op.coefficients, "streams without a norm, a router or coefficients");
   const bool is_one = op.kind == TM_BESIDE || op.kind == TM_SPREAD;

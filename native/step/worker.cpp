@@ -160,11 +160,12 @@ void Worker::norm_columns(const TmOp& op) {
   ranks_.meet();
 }
 
-// A row of the table has the inputs of all layers, one block each.
+// A row of the table has the inputs of all layers, one block each. Rank 0 alone has the table.
 void Worker::layer_inputs(const TmOp& op) {
+  if (!op.table) return;
   const TmStep& step = *plan_.step;
   const int width = op.outputs, block = op.block;
-  const auto [from, to] = share(step.num_tokens);
+  const auto [from, to] = share_of(step.num_tokens, own_thread_, threads_.count());
   float* row = scratch_.head.get();
   for (int t = from; t < to; t++) {
     const float* products = stored(t) + op.column;

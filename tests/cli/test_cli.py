@@ -100,11 +100,11 @@ OPTIONS = {
     "bench machine": "--again --device --json --quiet -q --threads",
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
-        --adapter --block-size --cache-format --device --dtype --kernel --max-lora-rank --max-step-tokens --program
-        --scheme --tensor-parallel --threads --tokenizer""",
+        --adapter --block-size --cache-format --device --dtype --exact --kernel --max-lora-rank --max-step-tokens
+        --program --scheme --tensor-parallel --threads --tokenizer""",
     "eval compare": """--json --max-tokens --quiet -q --stride --text --window
-        --adapter --block-size --cache-format --device --dtype --kernel --max-lora-rank --max-step-tokens --program
-        --scheme --tensor-parallel --threads --tokenizer""",
+        --adapter --block-size --cache-format --device --dtype --exact --kernel --max-lora-rank --max-step-tokens
+        --program --scheme --tensor-parallel --threads --tokenizer""",
     "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
         --output -o --quiet -q --seed --system-instruction
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",

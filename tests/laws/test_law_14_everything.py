@@ -571,12 +571,12 @@ def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path)
     everything_at_once(path, PROGRAMS["native, adaptive"], tmp_path)
 
 
-RANKED = ("llama", "mixtral", *UNLIKE, *HYBRIDS)
+RANKED = ("llama", "mixtral", *UNLIKE, *HYBRIDS, "gemma3n_text", "gemma4_text")
 WITH_RANKS = ("native", "native, draft model")
 
 
 @pytest.mark.parametrize(
-    ("family", "program"), tried(RANKED, WITH_RANKS, slow=[*zip(RANKED, 4 * WITH_RANKS, strict=True)])
+    ("family", "program"), tried(RANKED, WITH_RANKS, slow=[*zip(RANKED, 5 * WITH_RANKS, strict=True)])
 )
 def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
     """The draft model is computed by rank 0 alone."""

@@ -11,7 +11,7 @@ from tests.calibrate.runs import calibrated
 from tests.marks import QUICK_FAMILIES, covering
 from tests.parallel.ranks_in_threads import RanksInThreads
 from tests.parallel.test_eager_ranks import SCARCE, texts
-from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, UNLIKE, prompt, save
+from tests.tiny_models import HYBRIDS, KINDS, RARE, TINY, UNLIKE, prompt, save
 from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
 from tokenmill.bench.golden import check_text, reference_for
@@ -22,8 +22,8 @@ from tokenmill.weights.checkpoint import open_checkpoint
 
 LONG = prompt(97, seed=5)
 FORMS = ["float32 dense", "bfloat16 dense", "float16 dense", "float32 q8", "bfloat16 q4"]
-FEW = [*KINDS, *UNLIKE, *HYBRIDS]
-REST = [name for name in DIVISIBLE if name not in FEW]
+FEW = [*KINDS, *UNLIKE, *HYBRIDS, *RARE]
+REST = [name for name in TINY if name not in FEW]
 PLAIN = ["llama", "gpt2", "qwen3", "mixtral"]
 HOWS = {
     "threads": {"tensor_parallel": 2, "threads": 2},
@@ -62,7 +62,7 @@ def test_the_same_bits_with_any_number_of_ranks(family, form, models):
 
 
 @pytest.mark.parametrize(
-    ("family", "speculate"), covering(HYBRIDS, ["off", "suffix", "multi_step"], whole=["qwen3_5_text"])
+    ("family", "speculate"), covering([*HYBRIDS, *RARE], ["off", "suffix", "multi_step"], whole=["qwen3_5_text"])
 )
 def test_texts_and_stored_states_are_those_of_one_process(family, speculate, models, tmp_path):
     found, files = [], []
@@ -86,7 +86,8 @@ def of_one_process(path, cache_format):
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"), covering([*PLAIN, *HYBRIDS], list(HOWS.values()), ["llama", "qwen3_5_text"], ids=list(HOWS))
+    ("family", "settings"),
+    covering([*PLAIN, *HYBRIDS, *RARE], list(HOWS.values()), ["llama", "qwen3_5_text"], ids=list(HOWS)),
 )
 def test_the_same_bits_for_any_chunk_thread_and_block(family, settings, models):
     path = save(family, models)

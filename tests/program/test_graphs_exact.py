@@ -54,7 +54,7 @@ class Recorded:
         ("llama", "bfloat16"),
         ("lfm2", "float16"),
         *(
-            pytest.param(family, dtype, marks=pytest.mark.slow)
+            pytest.param(family, dtype, marks=pytest.mark.long)
             for family, dtype in (("gpt_oss", "bfloat16"), ("youtu", "float16"), ("qwen3_5_text", "float32"))
         ),
     ],

@@ -32,6 +32,7 @@ class ProgramSpec(Protocol):
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
     mixers: Collection[str] = ("attention",)  # the first halves of layers that it computes
     rarities: Collection[str] = ()  # what it computes of LayerDescription.rarities
+    in_ranks: Collection[str] = (UNEQUAL,)  # what of these in several ranks
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -67,7 +68,7 @@ class ProgramSpec(Protocol):
 def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: DecoderDescription) -> str | None:
     """Give the reason of a program that does not know the mixer of some layer, or None."""
     several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-    rarities = [UNEQUAL] if several else program.rarities
+    rarities = program.in_ranks if several else program.rarities
     for number, layer in enumerate(decoder.layers):
         if unknown := [mixer.name for mixer in layer.mixers if mixer.name not in program.mixers]:
             return f"does not compute {unknown[0]}, the mixer of layer {number}"

@@ -63,6 +63,7 @@ class EagerSpec(ProgramSpec):
 
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
+    mixers = ("attention", "gated_attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
     rarities = (SEVERAL,)
 
     @staticmethod

@@ -9,7 +9,14 @@ from tokenmill.kernels.devices import kind_of
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
-from tokenmill.model.description import RARITIES, DecoderDescription, describe
+from tokenmill.model.description import (
+    BOTH_WAYS,
+    DISTANCES,
+    NORMED_SUMS,
+    RARITIES,
+    DecoderDescription,
+    describe,
+)
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import CODED, bytes_in_file, numbers_in_file
 from tokenmill.parallel.division import ALONE, Rank
@@ -35,6 +42,9 @@ class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
     mixers = ("attention", "gated_attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
     rarities = RARITIES
+    in_ranks = tuple(
+        each for each in RARITIES if each not in (BOTH_WAYS, NORMED_SUMS, DISTANCES)
+    )  # of encoders, not tried
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

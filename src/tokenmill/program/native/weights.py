@@ -98,13 +98,15 @@ class Packing:
         """Give the address of the table in which tokens are looked up; None on ranks that look nothing up."""
         return None if self._rank.number else self.keep(wanted)
 
-    def map_table(self, wanted: SmallTensor) -> tuple[int, str]:
-        """Give the address of a table that stays in the checkpoint's file, and say how it is stored there."""
+    def map_table(self, wanted: SmallTensor) -> tuple[int | None, str]:
+        """Give the address of a table that stays in the checkpoint's file, and say how it is stored there. No address
+        on ranks that look nothing up.
+        """
         assert self._source is not None and wanted.parameter is not None, "asked before the matrices are placed"
         table = self._source.table(wanted.parameter)
         self._wanted.append(wanted)
         self._kept.append(table)
-        return table.rows.data_ptr(), table.kind
+        return None if self._rank.number else table.rows.data_ptr(), table.kind
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
         """Pack all matrices; return, for each, the places of this rank's units by their numbers."""
@@ -288,13 +290,13 @@ class Packed:
         address = self.keep(wanted)
         return None if self._rank.number else address
 
-    def map_table(self, wanted: SmallTensor) -> tuple[int, str]:
+    def map_table(self, wanted: SmallTensor) -> tuple[int | None, str]:
         """See Packing: all of a packed model stays in its file, and of the table the rows of tokens alone are read."""
         each = BITS[self._table] if self._table in CODED else 8 * self._dtype.itemsize
         size = int(prod(wanted.shape) * each / 8)
         address = self._find(size)
         self.num_bytes -= size
-        return address, self._table
+        return None if self._rank.number else address, self._table
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
         base = self._payload.data_ptr()
