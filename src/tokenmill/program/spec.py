@@ -18,6 +18,9 @@ from tokenmill.quant.schemes import Scheme, find_scheme
 from tokenmill.registry import PROGRAMS, SCHEMES, help_of, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 
+BUILT_IN = ("attention", "gated_attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
+"""The mixers that the package has."""
+
 
 class ProgramSpec(Protocol):
     """Facts of one form of the forward pass. It refuses a model by name, before anything is allocated."""

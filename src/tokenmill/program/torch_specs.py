@@ -9,7 +9,7 @@ from tokenmill.model.description import RARITIES, SEVERAL, describe
 from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
-from tokenmill.program.spec import ProgramSpec
+from tokenmill.program.spec import BUILT_IN, ProgramSpec
 from tokenmill.quant.schemes import Scheme
 from tokenmill.registry import MIXERS
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
@@ -63,7 +63,7 @@ class EagerSpec(ProgramSpec):
 
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
-    mixers = ("attention", "gated_attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
+    mixers = BUILT_IN
     rarities = (SEVERAL,)
 
     @staticmethod

@@ -6,6 +6,8 @@ change is the value itself (Mamba 2: Dao & Gu 2024, arXiv 2405.21060), or by the
 (Yang et al. 2024, arXiv 2412.06464). slices.py tells how S is stored.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -115,13 +117,6 @@ def recur_span(
 
 
 @recur_span.register_fake
-def _(
-    query_TNK: Tensor,
-    key_TNK: Tensor,
-    value_TNV: Tensor,
-    decay: Tensor,
-    beta_TN: Tensor | None,
-    state_BNSKC: Tensor,
-    counts_S: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _(*given: Any) -> tuple[Tensor, Tensor]:
+    _, _, value_TNV, _, _, state_BNSKC, counts_S = given
     return value_TNV.new_empty(value_TNV.shape), state_BNSKC.new_empty(counts_S.shape[0], *state_BNSKC.shape[1:])

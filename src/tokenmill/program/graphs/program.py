@@ -100,7 +100,7 @@ class Graphs(MicroBatched):
         rows_B = None if inputs.rows_B is None else inputs.rows_B[: span.num_logits]
         slots: list[Tensor] = []
         if self.keeps_states:
-            read, filled = zip(*slots_of(span), strict=True)
+            read, filled = zip(*state_slots(span), strict=True)
             slots = [to_device(read, device), to_device([(1, slot) for slot in filled], device)]
         return Inputs(ids_BC, positions_BC, tables_BM, inputs.offsets_L, rows_B, *slots)
 
@@ -133,12 +133,10 @@ class Graphs(MicroBatched):
         count = len(rows.positions_B)
         for first in range(0, count, MOST_ROWS):
             some = slice(first, first + MOST_ROWS)
-            slots = None if rows.slots_B2 is None else rows.slots_B2[some]
-            own = rows._replace(tables_BM=rows.tables_BM[some], positions_B=rows.positions_B[some], slots_B2=slots)
             is_last = first + MOST_ROWS >= count
             num_logits = None if inputs.rows_B is None else len(inputs.rows_B) if is_last else 0
             with LAUNCHES:
-                parts.append(self._decoder(inputs.token_ids_BC[some].flatten(), cache, own, num_logits))
+                parts.append(self._decoder(inputs.token_ids_BC[some].flatten(), cache, rows.cut(some), num_logits))
         return torch.cat(parts)
 
     def _rows(self, inputs: Inputs) -> StepRows:
@@ -148,7 +146,7 @@ class Graphs(MicroBatched):
         return StepRows(inputs.tables_BM, inputs.positions_BC[:, 0], splits, self._scratch, slots_B2)
 
 
-def slots_of(span: Span) -> list[tuple[int, int]]:
+def state_slots(span: Span) -> list[tuple[int, int]]:
     """List for each token of a span the slot of the states that it reads, -1 at a text's begin, and which it fills."""
     filled = [next(slot for count, slot in span.saves if count > number) for number in range(span.count)]
     return list(zip([-1 if span.state is None else span.state, *filled], filled, strict=False))

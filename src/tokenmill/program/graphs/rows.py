@@ -24,6 +24,11 @@ class StepRows(NamedTuple):
     slots_B2: Tensor | None = None
     in_turn: bool = False
 
+    def cut(self, which: slice) -> "StepRows":
+        """Take some of the rows."""
+        slots_B2 = None if self.slots_B2 is None else self.slots_B2[which]
+        return self._replace(tables_BM=self.tables_BM[which], positions_B=self.positions_B[which], slots_B2=slots_B2)
+
     def turns(self) -> Iterator[tuple[slice, "StepRows"]]:
         """Yield the rows whose caches are read and written by one launch, launch by launch."""
         if not self.in_turn:
@@ -31,8 +36,7 @@ class StepRows(NamedTuple):
             return
         for number in range(len(self.positions_B)):
             row = slice(number, number + 1)
-            slots = None if self.slots_B2 is None else self.slots_B2[row]
-            yield row, self._replace(tables_BM=self.tables_BM[row], positions_B=self.positions_B[row], slots_B2=slots)
+            yield row, self.cut(row)
 
     def results(self, x_BD: Tensor, width: int) -> Tensor:
         """Make the rows that attention fills, [B, width]: zeros where it may leave out rows of no sequence."""

@@ -21,7 +21,7 @@ from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import CODED, bytes_in_file, numbers_in_file
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
-from tokenmill.program.spec import ProgramSpec
+from tokenmill.program.spec import BUILT_IN, ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
@@ -38,13 +38,15 @@ ACTIVATIONS = {
 }
 
 
+OF_ENCODERS = {BOTH_WAYS, NORMED_SUMS, DISTANCES}
+"""What encoders alone have, which several ranks were never tried with."""
+
+
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
-    mixers = ("attention", "gated_attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
+    mixers = BUILT_IN
     rarities = RARITIES
-    in_ranks = tuple(
-        each for each in RARITIES if each not in (BOTH_WAYS, NORMED_SUMS, DISTANCES)
-    )  # of encoders, not tried
+    in_ranks = frozenset(RARITIES) - OF_ENCODERS
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
 FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
-LOOKS_S = 0.1  # between two looks whether a step hangs that the end of the driver waits for
+LOOKS_S = 0.1  # between two looks whether a step hangs that the end of a server waits for
 
 SILENCE_S = 10.0  # see Driver.pieces
 

@@ -27,6 +27,7 @@ from tokenmill.batches.scan import scan
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.serve.http.errors import ApiError, Json
+from tokenmill.serve.loop.driver import LOOKS_S
 from tokenmill.serve.sessions.batch_lines import BatchLines
 from tokenmill.serve.sessions.stored import Records, StoredFiles
 from tokenmill.serve.start.options import Options
@@ -39,7 +40,6 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 RETRY_S = 10.0  # after a full disk, or where another server runs a batch
 LOOK_S = 1.0
 MOST_TRIES = 3
-LOOKS_S = 0.1  # between two looks whether a step hangs that the end of the thread waits for
 MOST_FAULTS = 100
 OPEN_TENANT = "open"  # of a server without keys
 
