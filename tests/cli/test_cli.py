@@ -14,7 +14,7 @@ import pytest
 
 import tokenmill
 from tests.cli.conftest import TEMPLATE
-from tests.tiny_models import VOCABULARY
+from tests.tiny_models import VOCABULARY, save
 from tests.weights.codes.test_of_others import coded_llama
 from tokenmill.cli import generate
 from tokenmill.cli.parser.command import Command
@@ -466,6 +466,19 @@ def test_pull_refuses_what_it_would_pass_over(tm, refused, model, tmp_path):
     (tmp_path / "file").write_text("")
     assert f"{tmp_path / 'file'} is not a model: " in tm("pull", tmp_path / "file")[2]
     assert tm("info", "/dev/null")[2].startswith("error: /dev/null is neither a directory nor a regular file")
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("gemma4", ["6 of 12, 2 for keys and values, in 2 layers", "6 of 16, 1 for keys and values, in 2 layers"]),
+        ("glm4_moe_lite", ["6 of 20, one row of 32 for all of them"]),
+        ("mamba2", []),
+    ],
+)
+def test_info_says_the_heads_of_each_kind_of_layer(family, said, tm, models):
+    lines = tm("info", save(family, models))[1].splitlines()
+    assert [line.split(maxsplit=1)[1].strip() for line in lines if line.lstrip().startswith("heads")] == said
 
 
 def test_info_says_what_is_in_it(tm, model, wordless):

@@ -17,6 +17,7 @@ from tokenmill.settings.recommended import say
 from tokenmill.units import size
 
 if TYPE_CHECKING:
+    from tokenmill.model.description import DecoderDescription
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
     from tokenmill.weights.outline import Outline, StoredTensor
@@ -166,6 +167,7 @@ def _describe(
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
+        "heads": _count_heads(decoder),
         "intermediate_size": config.intermediate_size,
         "num_experts": config.num_experts,
         "num_experts_per_token": config.num_experts_per_token,
@@ -190,6 +192,21 @@ def _describe(
         "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(config, config.dtype), strict=True)),
         **runs_here(checkpoint),
     }
+
+
+def _count_heads(decoder: "DecoderDescription") -> list[dict[str, Any]]:
+    """Count the layers with attention of each shape, in the order of their first layers."""
+    from tokenmill.model.mixers.attention import AttentionBlock
+    from tokenmill.model.mixers.latent import LatentBlock
+
+    shapes: Counter[tuple[int, int, int, int | None]] = Counter()
+    for mixer in (mixer for layer in decoder.layers for mixer in layer.mixers):
+        if isinstance(mixer, AttentionBlock):
+            shapes[mixer.num_heads, mixer.head_dim, mixer.num_kv_heads, None] += 1
+        elif isinstance(mixer, LatentBlock):
+            shapes[mixer.num_heads, mixer.query_dim, 1, mixer.row_dim] += 1
+    names = ("num_heads", "head_dim", "num_kv_heads", "latent_row", "num_layers")
+    return [dict(zip(names, (*shape, count), strict=True)) for shape, count in shapes.items()]
 
 
 def _count_types(stored: Iterable["StoredTensor"]) -> dict[str, dict[str, int]]:
@@ -232,7 +249,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "layers", f"{facts['num_layers']} of width {facts['hidden_size']}, MLP {facts['intermediate_size']}"
     if set(facts["mixers"]) != {"attention"}:
         yield "mixers", ", ".join(f"{count} {name}" for name, count in facts["mixers"].items())
-    yield "heads", f"{facts['num_heads']} of {facts['head_dim']}, {facts['num_kv_heads']} for keys and values"
+    for heads in facts["heads"]:
+        keys = f"{heads['num_kv_heads']} for keys and values"
+        if heads["latent_row"]:
+            keys = f"one row of {heads['latent_row']} for all of them"
+        where = f", in {heads['num_layers']} layers" if heads["num_layers"] < facts["num_layers"] else ""
+        yield "heads", f"{heads['num_heads']} of {heads['head_dim']}, {keys}{where}"
     if facts["features"]:
         yield "features", ", ".join(facts["features"])
     if facts["num_experts"]:
