@@ -10,10 +10,10 @@
 namespace {
 
 // Interleaves 16 keys of one head, four words of each side by side: [words / 4][4][16], where lane 4 j + i of vector g is word
-// i of key 4 j + g. A word is one float or two bfloat16. HALVES: the keys are float16, which become floats on the way; `words`
-// is a multiple of 16 then. PLANES: words are two bfloat16, or two int8, and their odd entries are stored as floats, then behind
-// all of them their even ones; see score.
-template <int FORMAT, bool HALVES, bool PLANES> void interleave_keys(const uint8_t* const* keys, int words, uint32_t* out) {
+// i of key 4 j + g. A word is one float or two bfloat16. CONVERTS: the keys are float16, which become floats on the way, or int8,
+// which become bfloat16; `words` is a multiple of 16 then. PLANES: words are two bfloat16, or two int8, and their odd entries are
+// stored as floats, then behind all of them their even ones; see score.
+template <int FORMAT, bool CONVERTS, bool PLANES> void interleave_keys(const uint8_t* const* keys, int words, uint32_t* out) {
   const auto put = [&](int at, Bytes64 four) {
     if (!PLANES) return store_bytes64((uint8_t*)(out + 16 * at), four);
     store_bytes64((uint8_t*)(out + 16 * at), odd_entries(four));
@@ -22,9 +22,13 @@ template <int FORMAT, bool HALVES, bool PLANES> void interleave_keys(const uint8
   int w = 0;
 #if TM_AVX512
   const auto load_words = [&](int key) {
-    return HALVES ? _mm512_castps_si512(half((const uint16_t*)keys[key] + w).v) : _mm512_loadu_si512(keys[key] + 4 * w);
+    if constexpr (CONVERTS && FORMAT == AS_FLOAT16) return _mm512_castps_si512(half((const uint16_t*)keys[key] + w).v);
+#if defined(__AVX512BF16__)
+    if constexpr (CONVERTS && FORMAT == AS_INT8) return bfloats_of_codes((const int8_t*)keys[key] + 2 * w);
+#endif
+    return _mm512_loadu_si512(keys[key] + 4 * w);
   };
-  for (; FORMAT != AS_INT8 && w + 16 <= words; w += 16)
+  for (; (CONVERTS || FORMAT != AS_INT8) && w + 16 <= words; w += 16)
     for (int g = 0; g < 4; g++) {
       const __m512i a = load_words(g), b = load_words(4 + g), c = load_words(8 + g), d = load_words(12 + g);
       const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x88), cd = _mm512_shuffle_i32x4(c, d, 0x88);
@@ -35,7 +39,7 @@ template <int FORMAT, bool HALVES, bool PLANES> void interleave_keys(const uint8
 #endif
   for (; w < words; w += 4)
     for (int g = 0; g < 4; g++) {
-      if constexpr (FORMAT == AS_INT8) {
+      if constexpr (FORMAT == AS_INT8 && PLANES) {
         const CodePairs four = four_codes(keys[g] + 2 * w, keys[4 + g] + 2 * w, keys[8 + g] + 2 * w, keys[12 + g] + 2 * w);
         store((float*)(out + 16 * (w + g)), odd_codes(four)), store((float*)(out + 16 * (words + w + g)), even_codes(four));
       } else {
@@ -183,13 +187,14 @@ constexpr bool multiplied_as_floats(int format) { return format == AS_FLOAT32 ||
 constexpr int planes_of(int format) { return multiplied_as_floats(format) ? 1 : MULTIPLIES_PAIRS ? 0 : 2; }
 // Words from the odd entries of a query to its even ones.
 int64_t plane_of(int head_dim) { return (head_dim + 15) / 16 * 8; }
-// Whether interleave_keys reads float16 from the cache itself; otherwise key_words converts it to floats before.
+// Whether interleave_keys converts the rows of the cache itself; otherwise key_words converts them before.
+bool converts_at_once(int format, int head_dim) {
 #if TM_AVX512
-constexpr int HALVES_AT_ONCE = 16;
+  return (format == AS_FLOAT16 && head_dim % 16 == 0) || (format == AS_INT8 && MULTIPLIES_PAIRS && head_dim % 32 == 0);
 #else
-constexpr int HALVES_AT_ONCE = 1 << 30;
+  return (void)format, (void)head_dim, false;
 #endif
-bool reads_halves(int format, int head_dim) { return format == AS_FLOAT16 && head_dim % HALVES_AT_ONCE == 0; }
+}
 
 // The scratch memory of a job, divided. Keys in int8 become bfloat16 or float32, which hold them exactly.
 struct JobScratch {
@@ -197,6 +202,7 @@ struct JobScratch {
   float* scores;      // [heads * rows][SPLIT]
   uint32_t* keys;     // [words / 4][4][16], twice where there are two planes
   uint32_t* widened;  // [16][words]: keys that are converted from int8 or float16, or padded to a multiple of four words
+  float *k_scales, *v_scales;  // of AS_INT8 [heads][SPLIT]
   int64_t query_bytes;
 };
 
@@ -208,7 +214,8 @@ JobScratch divide_scratch(const AttentionJob& job) {
   scratch.scores = (float*)at, at += rows * SPLIT * 4;
   scratch.queries = at, at += rows * scratch.query_bytes;
   scratch.keys = (uint32_t*)at, at += 16 * 4 * ((int64_t)job.head_dim + 8);
-  scratch.widened = (uint32_t*)at;
+  scratch.widened = (uint32_t*)at, at += 16 * 4 * ((int64_t)job.head_dim + 16);
+  scratch.k_scales = (float*)at, scratch.v_scales = scratch.k_scales + job.num_heads * SPLIT;
   return scratch;
 }
 
@@ -244,6 +251,19 @@ int locate_rows(const AttentionJob& job, const void* cache, int dim, const uint8
   return count;
 }
 
+// Gathers the scales of the job's cached rows, head by head. A row to which no query attends has the scale of the row in its place.
+void gather_scales(const AttentionJob& job, const float* all, float* out) {
+  const int count = (int)(job.end - job.begin);
+  for (int p = 0; p < count; p++) {
+    int64_t position = job.begin + p;
+    position = position < job.seen_begin ? job.seen_begin : position < job.seen_end ? position : job.seen_end - 1;
+    const float* scales = all + slot_of(job, position) * job.num_kv_heads + job.head;
+    for (int head = 0; head < job.num_heads; head++) out[head * SPLIT + p] = scales[head];
+  }
+  for (int head = 0; head < job.num_heads; head++)
+    for (int p = count; p % 16; p++) out[head * SPLIT + p] = 0;
+}
+
 // A key as words: int8 is converted to bfloat16, float16 to floats, unless they are converted while keys are interleaved; a key that
 // does not fill its words is copied and padded with zeros.
 template <int FORMAT>
@@ -254,6 +274,7 @@ const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words
     return scratch;
   }
   if (FORMAT == AS_INT8) {
+    if (converts_at_once(FORMAT, job.head_dim)) return (const uint32_t*)key;
     uint16_t* bfloats = (uint16_t*)scratch;
     for (int d = 0; d < 2 * words; d += 16) {
       const F part = d + 16 <= job.head_dim ? from_codes((const int8_t*)key + d) : load_values<FORMAT, false>(key, d, job.head_dim);
@@ -261,7 +282,7 @@ const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words
     }
     return scratch;
   }
-  if (reads_halves(FORMAT, job.head_dim)) return (const uint32_t*)key;
+  if (converts_at_once(FORMAT, job.head_dim)) return (const uint32_t*)key;
   if (FORMAT == AS_FLOAT16) {
     for (int d = 0; d < job.head_dim; d += 16) {
       const bool full = d + 16 <= job.head_dim;
@@ -306,8 +327,9 @@ void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, in
   const uint8_t* keys[16];
   for (int i = 0; i < 16; i++)
     keys[i] = (const uint8_t*)key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 15) / 16 * 16));
-  const auto interleave = reads_halves(FORMAT, job.head_dim) ? interleave_keys<STORED, true, PLANES> : interleave_keys<STORED, false, PLANES>;
-  interleave(keys, words, scratch.keys);
+  constexpr bool CAN_CONVERT = FORMAT == AS_FLOAT16 || (FORMAT == AS_INT8 && !PLANES);
+  if (CAN_CONVERT && converts_at_once(FORMAT, job.head_dim)) interleave_keys<CAN_CONVERT ? FORMAT : STORED, CAN_CONVERT, PLANES>(keys, words, scratch.keys);
+  else interleave_keys<STORED, false, PLANES>(keys, words, scratch.keys);
   const int first_row = head * job.num_rows, plane = (int)plane_of(job.head_dim);
   const uint8_t* q = scratch.queries + first_row * scratch.query_bytes;
   float* out = scratch.scores + (int64_t)first_row * SPLIT + from;
@@ -316,10 +338,8 @@ void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, in
                                   out + (int64_t)r * SPLIT);
   });
   if (FORMAT != AS_INT8) return;
-  alignas(64) float scales[16] = {};
-  for (int i = 0; i < 16 && job.begin + from + i < job.end; i++)
-    scales[i] = job.k_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
-  for (int r = 0; r < job.num_rows; r++) store(out + (int64_t)r * SPLIT, mul(load(out + (int64_t)r * SPLIT), load(scales)));
+  const F scales = load(scratch.k_scales + head * SPLIT + from);
+  for (int r = 0; r < job.num_rows; r++) store(out + (int64_t)r * SPLIT, mul(load(out + (int64_t)r * SPLIT), scales));
 }
 
 // Adds the V rows of the positions [from, from + count) to the results of one head's queries.
@@ -331,12 +351,11 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
   float* weights = scratch.scores + (int64_t)first_row * SPLIT + from * (FORMAT == AS_BFLOAT16 ? (int)sizeof(PairWeight) : 4) / 4;
   float* out = job.value_sum + (int64_t)first_row * width;
   if (FORMAT == AS_INT8)
-    for (int i = 0; i < count; i++) {
-      int64_t position = job.begin + from + i;  // or the position whose row stands in its place
-      position = position < job.seen_begin ? job.seen_begin : position < job.seen_end ? position : job.seen_end - 1;
-      const float scale = job.v_scales[slot_of(job, position) * job.num_kv_heads + job.head + head];
-      for (int r = 0; r < job.num_rows; r++) weights[(int64_t)r * SPLIT + i] *= scale;
-    }
+    for (int r = 0; r < job.num_rows; r++)
+      for (int i = 0; i < count; i += 16) {
+        float* weight = weights + (int64_t)r * SPLIT + i;
+        store(weight, mul(load(weight), load(scratch.v_scales + head * SPLIT + from + i)));
+      }
   in_rows<4>(job.num_rows, [&](auto n, int r) {
     add_all_values<n(), FORMAT>(job, rows + from, at, weights + (int64_t)r * SPLIT, count, out + (int64_t)r * width);
   });
@@ -363,6 +382,7 @@ void attend_by_rows(const AttentionJob& job) {
   locate_rows<FORMAT>(job, job.v, job.value_dim, values);
   const JobScratch scratch = divide_scratch(job);
   convert_queries<FORMAT>(job, scratch);
+  if (FORMAT == AS_INT8) gather_scales(job, job.k_scales, scratch.k_scales), gather_scales(job, job.v_scales, scratch.v_scales);
   const int64_t bytes = format_bytes(FORMAT) * (int64_t)job.head_dim, all = bytes * job.num_heads;
   const int64_t value_bytes = format_bytes(FORMAT) * (int64_t)job.value_dim;
   prefetch_rows<2>(keys, 0, count, 0, all), prefetch_rows<2>(keys, 16, count, 0, all);

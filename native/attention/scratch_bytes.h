@@ -8,6 +8,6 @@
 inline int64_t attention_scratch_bytes(int head_dim, int64_t rows) {
   const int64_t lanes = rounded(rows, TILE), tiles = lanes / TILE + rows;  // each row may be another head's
   const int64_t by_matrix = SPLIT * lanes * 6 + SPLIT * 64 * 2 + 1024 + 32 * head_dim + tiles * 32 * head_dim;
-  const int64_t by_rows = rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (head_dim + 8) + 16 * 4 * (head_dim + 16);
+  const int64_t by_rows = rows * (3 * SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (2 * head_dim + 24);
   return std::max(by_matrix, by_rows);
 }

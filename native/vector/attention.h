@@ -171,6 +171,9 @@ TM_INLINE Bytes64 even_entries(Bytes64 w) { return each_word(w, 0xffff, 16); }
 // bfloat16. store_pair_weights rounds weights to it.
 #if defined(__AVX512BF16__)
 constexpr bool MULTIPLIES_PAIRS = true;
+TM_INLINE __m512i bfloats_of_codes(const int8_t* p) {  // 32 of them, in their order
+  return (__m512i)_mm512_cvtne2ps_pbh(from_int(from_bytes(p + 16)).v, from_int(from_bytes(p)).v);
+}
 TM_INLINE Part dot2_quad(Part sums, const uint32_t* w, Quad x) { return {dot2_16(sums.v, _mm512_loadu_si512(w), x)}; }
 typedef uint16_t PairWeight;
 typedef __m512i RowPair;
