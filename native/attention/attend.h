@@ -361,17 +361,19 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
   });
 }
 
-// Prefetches `bytes` of the rows [from, from + 16), which begin at `at`, into the second-level cache (LEVEL 2) or the first (3).
-template <int LEVEL> TM_INLINE void prefetch_rows(const uint8_t* const* rows, int from, int count, int64_t at, int64_t bytes) {
-  for (int p = from; p < from + 16 && p < count; p++)
-    for (int64_t i = 0; i < bytes; i += 64) TM_PREFETCH(rows[p] + at + i, LEVEL);
+// Prefetches `bytes` of the rows [from, end), but for rows behind `count`, into the second-level cache (LEVEL 2) or the first (3).
+template <int LEVEL> TM_INLINE void prefetch_rows(const uint8_t* const* rows, int from, int end, int count, int64_t bytes) {
+  for (int p = from; p < end && p < count; p++)
+    for (int64_t i = 0; i < bytes; i += 64) TM_PREFETCH(rows[p] + i, LEVEL);
 }
 
 // Prefetches the rows of the next two blocks of 16 positions. K rows come first and V rows later, because two streams at once are
-// slower than one after the other. Each head prefetches its own part: the rows of all heads at once would fill the queue of
+// slower than one after the other. Each head prefetches some of the rows, whole: all rows at once would fill the queue of
 // reads, in which the reads of the block itself then wait.
-TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, int64_t at, int64_t bytes) {
-  prefetch_rows<2>(rows, from + 32, count, at, bytes), prefetch_rows<3>(rows, from + 16, count, at, bytes);
+TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, int head, int heads, int64_t bytes) {
+  const int first = 16 * head / heads, end = 16 * (head + 1) / heads;
+  prefetch_rows<2>(rows, from + 32 + first, from + 32 + end, count, bytes);
+  prefetch_rows<3>(rows, from + 16 + first, from + 16 + end, count, bytes);
 }
 
 // A job whose cache is in FORMAT.
@@ -383,13 +385,13 @@ void attend_by_rows(const AttentionJob& job) {
   const JobScratch scratch = divide_scratch(job);
   convert_queries<FORMAT>(job, scratch);
   if (FORMAT == AS_INT8) gather_scales(job, job.k_scales, scratch.k_scales), gather_scales(job, job.v_scales, scratch.v_scales);
-  const int64_t bytes = format_bytes(FORMAT) * (int64_t)job.head_dim, all = bytes * job.num_heads;
-  const int64_t value_bytes = format_bytes(FORMAT) * (int64_t)job.value_dim;
-  prefetch_rows<2>(keys, 0, count, 0, all), prefetch_rows<2>(keys, 16, count, 0, all);
+  const int64_t all = format_bytes(FORMAT) * (int64_t)job.head_dim * job.num_heads;
+  const int64_t all_values = format_bytes(FORMAT) * (int64_t)job.value_dim * job.num_heads;
+  prefetch_rows<2>(keys, 0, 32, count, all);
   for (int from = 0; from < count; from += 16)
     for (int head = 0; head < job.num_heads; head++) {
-      prefetch_ahead(keys, from, count, head * bytes, bytes);
-      for (int at = 0; from + 16 >= count && at < 32; at += 16) prefetch_rows<2>(values, at, count, head * value_bytes, value_bytes);
+      prefetch_ahead(keys, from, count, head, job.num_heads, all);
+      if (from + 16 >= count) prefetch_rows<2>(values, 32 * head / job.num_heads, 32 * (head + 1) / job.num_heads, count, all_values);
       score_keys<FORMAT>(job, scratch, head, from, keys);
     }
   for (int r = 0; r < job.num_heads * job.num_rows; r++)
@@ -398,7 +400,7 @@ void attend_by_rows(const AttentionJob& job) {
   const int step = job.num_heads > 1 ? 16 : SPLIT;  // the V rows of one head fit into the first-level cache
   for (int from = 0; from < count; from += step)
     for (int head = 0; head < job.num_heads; head++) {
-      for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, head * value_bytes, value_bytes);
+      for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, head, job.num_heads, all_values);
       add_block_values<FORMAT>(job, scratch, head, from, count - from < step ? count - from : step, values);
     }
 }
