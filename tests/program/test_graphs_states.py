@@ -20,20 +20,21 @@ EAGER = SETTINGS | {"program": "eager"}
 
 HYBRIDS = ("lfm2", "qwen3_5_text", "nemotron_h-dense", "kimi_linear")
 """One of each kind of layer that keeps a state, beside attention; the last one beside latent attention."""
-FAMILIES = (
-    *HYBRIDS,
+LIKE_THEM = (
     *("lfm2_moe", "lfm2-departures", "qwen3_5_text-departures", "qwen3_next", "nemotron_h", "bamba"),
     *("granitemoehybrid-mamba", "granitemoehybrid-departures", "mamba2-departures"),
     "kimi_linear-departures",
 )
 
 
-def first_quick(families):
-    """Leave all but the first to the slow tests: an interpreted step takes a second."""
-    return [pytest.param(each, marks=pytest.mark.slow if number else ()) for number, each in enumerate(families)]
+def tried(first, *others, later=()):
+    """The first case is quick, and others are slow, since an interpreted step takes a second. None of the rest has noticed
+    a mutant that these did not (docs/log/tests-and-figures.md)."""
+    slow = [pytest.param(each, marks=pytest.mark.slow) for each in others]
+    return [first, *slow, *(pytest.param(each, marks=pytest.mark.long) for each in later)]
 
 
-@pytest.mark.parametrize("family", first_quick(FAMILIES))
+@pytest.mark.parametrize("family", tried(*HYBRIDS, later=LIKE_THEM))
 def test_it_says_what_the_modules_say(family, models, engine_of):
     """Of three texts in a graph of four rows; the first has no state before its first step."""
     path = save(family, models)
@@ -46,8 +47,8 @@ def test_it_says_what_the_modules_say(family, models, engine_of):
     ("family", "scheme", "dtype"),
     [
         ("lfm2", "dense", "float16"),
-        pytest.param("qwen3_5_text", "q4", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("nemotron_h-dense", "dense", "float32", marks=pytest.mark.slow),
+        pytest.param("qwen3_5_text", "q4", "bfloat16", marks=pytest.mark.long),
+        pytest.param("nemotron_h-dense", "dense", "float32", marks=pytest.mark.long),
     ],
 )
 def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(family, scheme, dtype, models, monkeypatch):
@@ -69,7 +70,7 @@ MEETS = {
 
 
 @pytest.mark.parametrize("how", MEETS)
-@pytest.mark.parametrize("family", first_quick(HYBRIDS))
+@pytest.mark.parametrize("family", tried(HYBRIDS[0], later=HYBRIDS[1:]))
 def test_it_meets_other_features(family, how, models, engine_of):
     """The texts of the modules, which are computed without any of them."""
     path = save(family, models)
@@ -80,7 +81,7 @@ def test_it_meets_other_features(family, how, models, engine_of):
     assert not how.startswith("preempted") or ours.core.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("family", first_quick(HYBRIDS))
+@pytest.mark.parametrize("family", tried(HYBRIDS[0], later=HYBRIDS[1:]))
 def test_a_state_that_a_step_of_one_token_left_at_the_end_of_a_block_is_found(family, models, engine_of, tmp_path):
     """By a later text, from memory and from disk, and it goes on as if nothing had been kept."""
     path, start = save(family, models), prompt(9, seed=6)
@@ -93,14 +94,14 @@ def test_a_state_that_a_step_of_one_token_left_at_the_end_of_a_block_is_found(fa
     assert said(later, [*start, *begun], 3) == (wanted, 12)
 
 
-@pytest.mark.parametrize("family", first_quick(HYBRIDS))
+@pytest.mark.parametrize("family", tried(HYBRIDS[0], later=HYBRIDS[1:]))
 def test_sessions_fork_and_go_on(family, models, engine_of, tmp_path):
     path = save(family, models)
     ours, theirs = engine_of(path, **SETTINGS, block_size=8), engine_of(path, **EAGER)
     assert told_in_sessions(ours, tmp_path / "ours") == told_in_sessions(theirs, tmp_path / "theirs")
 
 
-@pytest.mark.parametrize("family", first_quick(HYBRIDS))
+@pytest.mark.parametrize("family", tried(HYBRIDS[0], later=HYBRIDS[1:]))
 def test_a_step_is_recorded_without_a_change_of_any_state(family, models, engine_of):
     """Recording computes a step several times, as CUDA graphs ask, before it is first repeated."""
     path = save(family, models)
@@ -118,7 +119,7 @@ def test_a_step_is_recorded_without_a_change_of_any_state(family, models, engine
     assert recorded[-1] == 4, "three texts, and a row of none"
 
 
-@pytest.mark.parametrize("family", first_quick(HYBRIDS))
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_the_bytes_of_weights_are_foreseen(family, models, engine_of):
     engine = engine_of(save(family, models), **SETTINGS, scheme="q4", block_size=8)
     assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
