@@ -34,7 +34,10 @@ class RanksInThreads(Ranks):
             self.errors.append(error)
 
     def ask(self, name, facts, tensors):
-        return [taken.result(60).take(facts, tensors) for taken in self.taken]
+        found = [taken.result(60) for taken in self.taken]
+        for each in found:
+            each.forget(facts)
+        return [each.take(facts, tensors) for each in found]
 
     def on_end(self, call):
         self._calls.append(call)

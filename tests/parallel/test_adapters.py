@@ -1,6 +1,9 @@
 """Adapters (LoRA) of a model that is divided among ranks: the bits of one process, for every kind of change."""
 
 import gc
+import os
+import select
+import threading
 from contextlib import closing
 from functools import cache
 
@@ -205,6 +208,48 @@ def test_a_rank_that_cannot_take_an_adapter_leaves_all_as_before(program, models
         assert [*engine.adapters] == ["a"]
         engine.load_adapter("c", folders["c"])
         assert {name: engine.generate(PROMPTS[0], adapter=name, **GREEDY).tokens for name in (None, "a", "c")} == texts
+
+
+@pytest.mark.parametrize("program", PROCESSES)
+def test_texts_run_while_a_rank_takes_an_adapter(program, models, adapter_of, tmp_path, monkeypatch):
+    """Through all of its load, without a wait for it, and with the same bits."""
+    pipes = {}
+    for name in ("begun", "goes on"):
+        os.mkfifo(tmp_path / name)
+        pipes[name] = os.open(tmp_path / name, os.O_RDWR)
+    monkeypatch.setenv("TOKENMILL_TEST_RANK", f"waits in {tmp_path}")
+    monkeypatch.setattr(ranks, "MODULE", "tests.parallel.other_rank")
+    monkeypatch.setattr(parallel_ranks, "MODULE", "tests.parallel.other_native_rank")
+    folders = {name: adapter_of("llama", seed) for seed, name in enumerate("ab")}
+    said, greedy = [], {"max_new_tokens": 24, "ignore_eos": True, "logprobs": 3}
+    with closing(engine_of(program, models, lora_modules=f"a={folders['a']}", prefix_cache=False)) as engine:
+        wanted = {name: engine.generate(PROMPTS[0], adapter=name, **greedy) for name in (None, "a")}
+        across = engine.stream(PROMPTS[1], adapter="a", **greedy)
+        pieces, loading = [next(iter(across))], threading.Thread(target=engine.load_adapter, args=("b", folders["b"]))
+        loading.start()
+
+        def run():
+            pieces.extend(across)  # alone: in program eager the bits of a text depend on the others in its steps
+            said.extend(engine.generate(PROMPTS[0], adapter=name, **greedy) for name in wanted)
+
+        try:
+            assert select.select([pipes["begun"]], [], [], 120)[0]
+            ask = threading.Thread(target=run)
+            ask.start()
+            ask.join(120)
+            assert not ask.is_alive(), "the steps wait for the adapter"
+            assert loading.is_alive()
+        finally:
+            os.write(pipes["goes on"], b".")
+            loading.join(120)
+        for done, alone in zip(said, wanted.values(), strict=True):
+            assert (done.tokens, done.logprobs) == (alone.tokens, alone.logprobs)
+        alone = engine.generate(PROMPTS[1], adapter="a", **greedy)
+        assert tuple(token for piece in pieces for token in piece.tokens) == alone.tokens
+        assert tuple(each for piece in pieces for each in piece.logprobs) == alone.logprobs
+        assert engine.generate(PROMPTS[1], adapter="b", **greedy).tokens != alone.tokens
+    for pipe in pipes.values():
+        os.close(pipe)
 
 
 @needs_native

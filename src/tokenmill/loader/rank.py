@@ -54,7 +54,9 @@ def _answer(rank_0: Channel, taken: "Future[TakenAdapters]") -> None:
     with suppress(EOFError, OSError):
         while True:
             message = rank_0.receive()
-            rank_0.send(COMMAND, taken.result().take(message.facts, message.tensors))
+            adapters = taken.result()
+            adapters.forget(message.facts)
+            rank_0.send(COMMAND, adapters.take(message.facts, message.tensors))
     os._exit(0)
 
 

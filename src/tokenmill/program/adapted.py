@@ -74,8 +74,9 @@ class AdaptedModules:
         decoder = self._decoder
         if path == "head" and decoder.head is None:  # tied: a module of its own, of the same numbers
             with torch.device("meta"):
-                decoder.head = Matrix(decoder.config.hidden_size, decoder.config.vocab_size, bias=False)
-            decoder.head.weight = decoder.embedding.weight
+                head = Matrix(decoder.config.hidden_size, decoder.config.vocab_size, bias=False)
+            head.weight = decoder.embedding.weight
+            decoder.head = head  # with its weight: a step may run in another thread
         return undivided(decoder.get_submodule(path))
 
     def _begin(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:

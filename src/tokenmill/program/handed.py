@@ -64,10 +64,13 @@ class TakenAdapters:
         self._program, self._name, self._made = program, program_name, made
         self._by_number: dict[int, Adapter] = {}
 
-    def take(self, facts: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-        """Carry out a command of rank 0; return the answer to it."""
+    def forget(self, facts: Mapping[str, Any]) -> None:
+        """Forget the adapters that a command of rank 0 names so. No later step names them."""
         for number in facts["forgotten"]:
             self._by_number.pop(number, None)
+
+    def take(self, facts: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+        """Take the adapter of a command, beside the steps of other threads; return the answer to the command."""
         if "number" not in facts:
             return {"made": None}
         try:

@@ -4,6 +4,7 @@ To the engine they are a program and a pool like any others. Every step, and eve
 command to the other ranks, in the same order; each carries it out on its own share of the matrices and the heads.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -189,7 +190,8 @@ def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
             if name == "run":
                 program.run(_step(facts, pool, device, adapters))
             elif name == COMMAND:
-                follower.send(COMMAND, adapters.take(facts, tensors))
+                adapters.forget(facts)  # here, behind the steps that name them
+                threading.Thread(target=_take, args=(follower, adapters, facts, tensors), daemon=True).start()
             elif name == "copy":
                 pool.copy_block(*facts)
             else:
@@ -198,6 +200,11 @@ def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
             follower.wait_for_end()
         except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 shows it)
             follower.fail(error)
+
+
+def _take(follower: Follower, adapters: TakenAdapters, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Take an adapter while steps go on, which name it when rank 0 has the answers of all ranks."""
+    follower.send(COMMAND, adapters.take(facts, tensors))
 
 
 def _entries(follower: Follower, pool: Pool, message: Message, device: torch.device) -> None:

@@ -18,10 +18,8 @@ from tests.serve.sessions.test_batches import BODIES, client_of, line, started
 from tokenmill import load
 from tokenmill.errors import RequestError
 from tokenmill.serve.facts import adapters as adapters_module
-from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADING, Hosted, ModelSetup
+from tokenmill.serve.models.hosted import LOADED, UNLOADING, Hosted, ModelSetup, died
 from tokenmill.serve.models.loading import served_of
-from tokenmill.serve.models.residents import died
 from tokenmill.serve.start.options import Options
 from tokenmill.settings.engine_config import EngineConfig
 
@@ -221,41 +219,6 @@ def test_a_second_signal_waits_for_nothing(paths, what):
 
 
 # ---- memory
-
-
-def test_adapters_are_counted_from_before_they_are_read():
-    async def play(made):
-        await use(made, "a")
-        await use(made, "b")
-        with made.residents.admit_adapter(made["a"], "mine", 1):
-            assert made.residents.used_bytes == 3
-            while made.loaded != "a":
-                await quiet(made)
-            with pytest.raises(ApiError, match=r"'other' takes 1 B, its model 2 B, of 2 B \(--memory\)"):
-                made.residents.admit_adapter(made["a"], "other", 1).__enter__()
-        assert made.residents.used_bytes == 1
-
-    assert played(stage(), play) == ["a+", "b+", "b-"]
-
-
-def test_an_adapter_takes_no_room_of_a_model_that_is_being_loaded():
-    made, ends = stage(), threading.Event()
-    load_one = made.residents._load
-
-    async def play(made):
-        await use(made, "a")
-        made.residents._load = lambda *given: ends.wait(60) and load_one(*given)
-        asking = asyncio.create_task(use(made, "b"))
-        while made["b"].state != LOADING:
-            await quiet(made)
-        with pytest.raises(ApiError, match="takes 1 B, its model 1 B, and b, which is being loaded, 1 B, of 2 B"):
-            made.residents.admit_adapter(made["a"], "mine", 1).__enter__()
-        ends.set()
-        await asking
-        with made.residents.admit_adapter(made["a"], "mine", 1):
-            assert made["b"].is_leaving
-
-    played(made, play)
 
 
 def test_a_model_whose_files_have_grown(paths):

@@ -135,8 +135,7 @@ def serve_several(
     except BaseException:
         taken.close()
         raise
-    from tokenmill.serve.models.router import greeting
-    from tokenmill.serve.models.server import ModelsServer
+    from tokenmill.serve.models.server import ModelsServer, greeting
 
     warn_if_open(taken, options, address)
     residents = residents_of(setups, room, len(options.keys), quiet)

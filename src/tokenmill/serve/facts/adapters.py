@@ -2,6 +2,7 @@
 for that, and only what lies in it.
 """
 
+from collections.abc import Container
 from pathlib import Path
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from tokenmill.errors import CapacityError, CheckpointError, ConfigError, Reques
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.loop.service import Call
 from tokenmill.serve.request.fields import Body
-from tokenmill.weights.adapters.named import weights_bytes
+from tokenmill.serve.start.options import Options
 
 OFF = "this server loads no adapters at request: start it with --lora-folder"
 
@@ -34,20 +35,19 @@ class UnloadBody(Body):
 
 async def load(call: Call) -> Response:
     """Load an adapter (LoRA) that lies in the server's folder for them; requests name it as their model."""
-    folder = _folder(call)
-    name, path = call.body.lora_name, _inside(folder, call.body.lora_path)
+    _check(call)
+    name, engine = call.body.lora_name, call.service.engine
+    path = adapter_path(call.body, call.service.options, engine.adapters)
     if call.service.model.is_own(name):
         raise ApiError(409, f"{name!r} is the name of the model itself", "lora_name")
-    if name in call.service.engine.adapters and not call.body.load_inplace:
-        raise _there_already(name)
-    with call.service.admit_adapter(name, weights_bytes(path)):
-        await call.service.in_thread(call.request, _load, call.service.engine, name, path, call.body.load_inplace)
+    await call.service.in_thread(call.request, _load, engine, name, path, call.body.load_inplace)
     return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
 
 async def unload(call: Call) -> Response:
     """Unload an adapter. Texts of it that run go on."""
-    _folder(call)
+    _check(call)
+    _folder(call.service.options)
     name = call.body.lora_name
     if name not in call.service.engine.adapters:
         raise ApiError(404, f"there is no adapter {name!r}", "lora_name")
@@ -58,14 +58,28 @@ async def unload(call: Call) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
 
 
-def _folder(call: Call) -> Path:
-    """Return the folder of adapters. ApiError where there is none, or for a field that is not known."""
+def adapter_path(body: LoadBody, options: Options, loaded: Container[str]) -> Path:
+    """Find the adapter that is to be loaded. ApiError for a place outside the server's folder, and a name that is taken
+    among the loaded ones.
+    """
+    path = _inside(_folder(options), body.lora_path)
+    if body.lora_name in loaded and not body.load_inplace:
+        raise _there_already(body.lora_name)
+    return path
+
+
+def _check(call: Call) -> None:
+    """Raise ApiError for a field that is not known, and for a server that takes no requests."""
     call.service.check_ready()
     call.body.check()
     call.service.model.check_known(call.body.unknown)
-    if (folder := call.service.options.lora_folder) is None:
+
+
+def _folder(options: Options) -> Path:
+    """Return the folder of adapters. ApiError where there is none."""
+    if options.lora_folder is None:
         raise ApiError(403, OFF, code="no_lora_folder")
-    return folder
+    return options.lora_folder
 
 
 def _inside(folder: Path, given: str) -> Path:

@@ -5,7 +5,6 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -38,8 +37,7 @@ Form = TypeVar("Form", bound=BaseModel)
 @dataclass
 class Service:
     """One engine, served. sessions, batches: None if they are off. routes: all that it answers. is_draining: new
-    requests are refused. created: when it began, in seconds. fingerprint: see writer.system_fingerprint. admit_adapter:
-    makes the context in which an adapter of that name and so many bytes is loaded; it may refuse it, by an ApiError.
+    requests are refused. created: when it began, in seconds. fingerprint: see writer.system_fingerprint.
     """
 
     engine: Engine
@@ -51,7 +49,6 @@ class Service:
     routes: Sequence[Route] = ()
     is_draining: bool = False
     created: float = field(default_factory=time.time)
-    admit_adapter: Callable[[str, int], AbstractContextManager[None]] = lambda name, num_bytes: nullcontext()
     _waiters: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, WAITERS, "waits for the engine"))
     _turns: defaultdict[bytes, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(partial(asyncio.Semaphore, THREADS_OF_ONE))

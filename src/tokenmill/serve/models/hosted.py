@@ -3,12 +3,15 @@
 import asyncio
 import logging
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.names import locate
 from tokenmill.serve.facts.described import Described, describe_files, describe_service
+from tokenmill.serve.http.errors import EngineDied
 from tokenmill.serve.request.fields import LATEST
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import Served
@@ -40,6 +43,22 @@ class ModelSetup:
         return self.options.name
 
 
+class ComingAdapter(NamedTuple):
+    """An adapter that a client loads: its name, and its bytes by the size of its file."""
+
+    name: str
+    num_bytes: int
+
+
+class Waiter(NamedTuple):
+    """A request that waits until its model is loaded, and until there is room for the adapter that it brings, if any.
+    served: gets the loaded model; a cancelled one waits no more.
+    """
+
+    served: asyncio.Future[Served]
+    adapter: ComingAdapter | None
+
+
 def plain(name: str) -> str:
     """Return a name for a comparison: letters of one case, without the tag that Ollama's clients add."""
     return name.casefold().removesuffix(LATEST)
@@ -53,8 +72,8 @@ class Hosted:
     waiting_of: their number by key. is_leaving: it is unloaded when its users are done, and takes no further ones.
     used_s: when the last user was done; loaded_s: when it was loaded, took_s: how long that took. adapters: paths by
     names, which it had when it was unloaded and gets again; None before that. lost: of these adapters, the ones that
-    could not be loaded again. coming: the adapters that clients load just now: names and bytes. planned_bytes: memory
-    of the model by its plan, made anew before each load.
+    could not be loaded again. coming: the adapters that its users load just now. planned_bytes: memory of the model by
+    its plan, made anew before each load.
     """
 
     setup: ModelSetup
@@ -62,7 +81,7 @@ class Hosted:
     state: str = UNLOADED
     served: Served | None = None
     users: int = 0
-    waiters: deque[asyncio.Future[Served]] = field(default_factory=deque)
+    waiters: deque[Waiter] = field(default_factory=deque)
     is_leaving: bool = False
     used_s: float = 0.0
     loaded_s: float = 0.0
@@ -71,7 +90,7 @@ class Hosted:
     waiting_of: Counter[bytes] = field(default_factory=Counter)
     adapters: dict[str, Path] | None = None
     lost: dict[str, Path] = field(default_factory=dict)
-    coming: list[tuple[str, int]] = field(default_factory=list)
+    coming: list[ComingAdapter] = field(default_factory=list)
     planned_bytes: int = 0
     _described: Described | None = None
 
@@ -105,7 +124,7 @@ class Hosted:
         else:
             beside = [(path, weights_bytes(path)) for path in (self.adapters or {}).values()]
         own = self.planned_bytes + sum(size for path, size in beside if path not in planned)
-        return own + sum(size for _, size in self.coming)
+        return own + sum(each.num_bytes for each in self.coming)
 
     @property
     def max_waiting(self) -> int:
@@ -157,3 +176,11 @@ class Hosted:
         engine = self.setup.engine
         found = describe_files(self.name, locate(engine.model), engine, self.setup.template)
         return found if last is None else replace(found, adapters=last.adapters)
+
+
+def died(hosted: Iterable[Hosted]) -> EngineDied | None:
+    """Return the error of an engine that hangs, if one does, in any thread. One that has failed is loaded anew."""
+    for each in hosted:
+        if (served := each.served) is not None and served.driver.is_hung:
+            return EngineDied(f"the engine of {each.name} hangs: a step takes much longer than any before it")
+    return None

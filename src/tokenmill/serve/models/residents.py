@@ -1,9 +1,10 @@
 """Which of several models are in memory: loaded for a request, unloaded when they are idle or another needs the room.
 
-One task loads and unloads, in the order in which models were asked for. Where there is no room, the model goes whose
-last request is the longest ago. A model that answers is waited for: it takes no further requests, and is unloaded when
-the last of its requests is done. So models that do not fit together take turns, and neither waits for ever. A turn
-lasts at least TURN times as long as the load took, lest loading takes most of the time.
+One task loads and unloads, in the order in which models were asked for, and makes room for the adapters that clients
+load: such a request uses its model only when there is room for the adapter beside it, lest two of them wait for each
+other. Where there is no room, the model goes whose last request is the longest ago. A model that answers is waited for:
+it takes no further requests, and is unloaded when the last of its requests is done. So models that do not fit together
+take turns, and neither waits for ever. A turn lasts at least TURN times as long as the load took.
 """
 
 import asyncio
@@ -12,13 +13,23 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from collections.abc import Sequence as List
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import asynccontextmanager
 from typing import Any
 
 from tokenmill.errors import CapacityError
-from tokenmill.serve.http.errors import ApiError, EngineDied, QueueFull
-from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, UNLOADING, Hosted, ModelSetup, plain
+from tokenmill.serve.http.errors import ApiError, QueueFull
+from tokenmill.serve.models.hosted import (
+    LOADED,
+    LOADING,
+    UNLOADED,
+    UNLOADING,
+    ComingAdapter,
+    Hosted,
+    ModelSetup,
+    Waiter,
+    died,
+    plain,
+)
 from tokenmill.serve.start.server import Served
 from tokenmill.units import size
 
@@ -57,21 +68,24 @@ class Residents:
         self.is_draining = False
 
     @asynccontextmanager
-    async def using(self, hosted: Hosted, client: bytes = b"") -> AsyncIterator[Served]:
-        """Have a model loaded inside this context. QueueFull where many wait for it, or many of one client; ApiError
-        503 where it cannot be loaded, and at the end.
+    async def using(
+        self, hosted: Hosted, client: bytes = b"", adapter: ComingAdapter | None = None
+    ) -> AsyncIterator[Served]:
+        """Have a model loaded inside this context, and room for an adapter beside it. QueueFull where many wait for it,
+        or many of one client; ApiError 503 where it cannot be loaded, and at the end; 400 for an adapter that does not
+        fit beside it, 409 for an adapter with the name of another model.
         """
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
-        if hosted.is_usable and hosted.served is not None:
+        if adapter is None and hosted.is_usable and hosted.served is not None:
             served = hosted.served
             hosted.users += 1
         else:
-            served = await self._loaded(hosted, client)
+            served = await self._waited(hosted, client, adapter)
         try:
             yield served
         finally:
-            self._release(hosted)
+            self._release(hosted, adapter)
 
     @property
     def num_waiting(self) -> int:
@@ -88,45 +102,12 @@ class Residents:
         hosted.is_leaving = True
         self._wake.set()
 
-    def check_adapter(self, name: object, hosted: Hosted) -> None:
+    def check_adapter(self, name: str, hosted: Hosted) -> None:
         """Raise ApiError for an adapter with the name of another model, or of its adapter, also a coming one."""
         for each in self.all:
-            known = (*each.names, *(coming for coming, _ in each.coming))
-            if each is not hosted and isinstance(name, str) and plain(name) in map(plain, known):
+            known = (*each.names, *(coming.name for coming in each.coming))
+            if each is not hosted and plain(name) in map(plain, known):
                 raise ApiError(409, f"{name!r} is the name of another model, or of its adapter", "lora_name")
-
-    @contextmanager
-    def admit_adapter(self, hosted: Hosted, name: str, num_bytes: int) -> Iterator[None]:
-        """Count an adapter that is loaded inside this context, and unload other models soon where it needs their room.
-
-        ApiError 409 for a name that another model has, 400 where it does not fit beside its model, and 503 where a
-        model is being loaded into the room that it needs.
-        """
-        self.check_adapter(name, hosted)
-        taken, is_in = hosted.num_bytes, f"the adapter {name!r} takes {size(num_bytes)}"
-        if taken + num_bytes > self.room_bytes:
-            raise ApiError(400, f"{is_in}, its model {size(taken)}, of {size(self.room_bytes)} (--memory)", "lora_path")
-        loading = [each for each in self.all if each.state == LOADING]
-        if taken + num_bytes + (beside := sum(each.num_bytes for each in loading)) > self.room_bytes:
-            names = " and ".join(each.name for each in loading)
-            message = f"{is_in}, its model {size(taken)}, and {names}, which is being loaded, {size(beside)}, of "
-            message += f"{size(self.room_bytes)} (--memory); try again when it is loaded"
-            raise ApiError(503, message, "lora_path", "no_room", RETRY_AFTER_S)
-        hosted.coming.append((name, num_bytes))
-        try:
-            self._make_room_beside(hosted)
-            yield
-        finally:
-            hosted.coming.remove((name, num_bytes))
-        self._make_room_beside(hosted)  # by its size in memory
-
-    def _make_room_beside(self, kept: Hosted) -> None:
-        """Unload others soon, the longest unused first, where a model's adapters need their room."""
-        there = [each for each in self.all if each.is_usable and each is not kept]
-        for each in sorted(there, key=lambda each: each.used_s):
-            if sum(one.num_bytes for one in self.all if one.is_usable or one.state == LOADING) <= self.room_bytes:
-                return
-            self.unload_soon(each)
 
     def refuse_new(self) -> None:
         """Take no more requests. It may be called from any thread."""
@@ -164,57 +145,66 @@ class Residents:
 
     # ---- requests
 
-    async def _loaded(self, hosted: Hosted, client: bytes) -> Served:
-        """Wait until the model is loaded. Its user is counted by then."""
+    async def _waited(self, hosted: Hosted, client: bytes, adapter: ComingAdapter | None) -> Served:
+        """Wait until the model is loaded, and the adapter has its room. They are counted by then."""
         most = hosted.max_waiting
         most_of_one = most if self._num_keys <= 1 else max(1, most - most // self._num_keys)
         if len(hosted.waiters) >= most or hosted.waiting_of[client] >= most_of_one:
             raise QueueFull(1, 0, RETRY_AFTER_S)
-        waiter: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(asyncio.get_running_loop().create_future(), adapter)
         hosted.waiters.append(waiter)
         hosted.waiting_of[client] += 1
         if hosted not in self._wanted:
             self._wanted.append(hosted)
         self._wake.set()
         try:
-            return await waiter
+            return await waiter.served
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._release(hosted)  # it came in the same moment
+            if waiter.served.done() and not waiter.served.cancelled() and waiter.served.exception() is None:
+                self._release(hosted, adapter)  # it came in the same moment
             raise
         finally:
             hosted.waiting_of[client] -= 1
             if waiter in hosted.waiters:
                 hosted.waiters.remove(waiter)
+                self._wake.set()
 
-    def _release(self, hosted: Hosted) -> None:
+    def _release(self, hosted: Hosted, adapter: ComingAdapter | None) -> None:
         hosted.users -= 1
+        if adapter is not None:
+            hosted.coming.remove(adapter)
         hosted.used_s = self.clock()
         self._wake.set()
 
-    def _admit(self, hosted: Hosted) -> None:
-        """Hand the loaded model to all who wait for it."""
+    def _admit(self, hosted: Hosted, admitted: List[Waiter]) -> None:
+        """Hand the loaded model to some who wait for it."""
         assert hosted.served is not None, "it is loaded"
-        while hosted.waiters:
-            waiter = hosted.waiters.popleft()
-            if not waiter.done():
+        for waiter in admitted:
+            hosted.waiters.remove(waiter)
+            if not waiter.served.done():
                 hosted.users += 1
-                waiter.set_result(hosted.served)
+                if waiter.adapter is not None:
+                    hosted.coming.append(waiter.adapter)
+                waiter.served.set_result(hosted.served)
 
     # ---- the task that loads and unloads
 
     async def _bring(self, hosted: Hosted) -> None:
-        """Load a model for those who wait for it, and make room for it before."""
+        """Load a model for those who wait for it, and make room for it before; then for the first adapter that waits.
+        Those behind it wait for their turn among the models.
+        """
         try:
             if hosted.state == LOADED and hosted.is_leaving:
                 await self._remove(hosted)
             if hosted.state != LOADED:
                 await self._plan_anew(hosted)
-                await self._make_room(hosted)
+                await self._make_room(hosted, hosted.num_bytes, lambda: bool(hosted.waiters))
                 if not hosted.waiters:
                     return  # they have gone meanwhile
                 await to_its_end(self._read(hosted))
-            self._admit(hosted)
+            self._admit(hosted, [each for each in hosted.waiters if each.adapter is None])
+            if hosted.waiters:
+                await self._bring_adapter(hosted, hosted.waiters[0])
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001  (those who wait hear of it; the others go on)
@@ -222,15 +212,30 @@ class Residents:
             self._refuse(hosted, error)
         finally:
             self._wanted.remove(hosted)
+            if hosted.waiters:
+                self._wanted.append(hosted)
+
+    async def _bring_adapter(self, hosted: Hosted, waiter: Waiter) -> None:
+        """Make room for an adapter beside its model, and admit the request that loads it."""
+        assert waiter.adapter is not None, "who waits for the model alone has been admitted"
+        name, num_bytes = waiter.adapter
+        try:
+            if (taken := hosted.num_bytes) + num_bytes > self.room_bytes:
+                said = f"the adapter {name!r} takes {size(num_bytes)}, its model {size(taken)}, of "
+                raise ApiError(400, f"{said}{size(self.room_bytes)} (--memory)", "lora_path")
+            await self._make_room(hosted, num_bytes, lambda: hosted.is_usable and waiter in hosted.waiters)
+            if hosted.is_usable and waiter in hosted.waiters:  # else it has gone, or the engine has failed meanwhile
+                self.check_adapter(name, hosted)
+                self._admit(hosted, [waiter])
+        except ApiError as error:
+            _refuse_waiter(hosted, waiter, error)
 
     def _refuse(self, hosted: Hosted, error: Exception) -> None:
         # What lies where on the server is nobody's business.
         said = str(error) if isinstance(error, CapacityError) else "the server's log says why"
-        while hosted.waiters:
-            waiter = hosted.waiters.popleft()
-            if not waiter.done():
-                message = f"the model {hosted.name!r} cannot be loaded: {said}"
-                waiter.set_exception(ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
+        message = f"the model {hosted.name!r} cannot be loaded: {said}"
+        for waiter in list(hosted.waiters):
+            _refuse_waiter(hosted, waiter, ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
 
     async def _plan_anew(self, hosted: Hosted) -> None:
         """Count the memory of a model, whose files may be others now. CapacityError where it does not fit alone."""
@@ -250,19 +255,19 @@ class Residents:
 
         try:
             hosted.served = await asyncio.to_thread(self._load, hosted, failed)
-            hosted.served.service.admit_adapter = partial(self.admit_adapter, hosted)
         finally:
             hosted.state = UNLOADED if hosted.served is None else LOADED
         hosted.loaded_s = hosted.used_s = self.clock()
         hosted.took_s, hosted.num_loads = hosted.loaded_s - begun_s, hosted.num_loads + 1
         self._tell(f"{hosted.name} is loaded ({hosted.took_s:.2f} s, {size(hosted.num_bytes)})")
 
-    async def _make_room(self, hosted: Hosted) -> None:
-        while self.used_bytes + hosted.num_bytes > self.room_bytes and hosted.waiters:
-            there = [each for each in self.all if each.state == LOADED]
+    async def _make_room(self, hosted: Hosted, num_bytes: int, is_wanted: Callable[[], bool]) -> None:
+        """Unload other models until there are so many bytes for this one, as long as they are wanted."""
+        while self.used_bytes + num_bytes > self.room_bytes and is_wanted():
+            there = [each for each in self.all if each.state == LOADED and each is not hosted]
             if not there:
                 return  # alone it fits
-            last = min(there, key=lambda each: (each.users > 0, each.keep_alive_s is None, each.used_s))
+            last = _next_to_go(there)
             left_s = last.loaded_s + TURN * last.took_s - self.clock()
             if last.users and not last.is_leaving and left_s > 0:
                 await self._until(lambda: any(not each.users for each in there), left_s)  # noqa: B023  (awaited here)
@@ -311,12 +316,28 @@ class Residents:
                     yield expires_s, each
 
     def _due(self) -> Hosted | None:
-        """Find a model whose time is over."""
+        """Find a model whose time is over, or which must go since adapters take more memory than their files."""
+        there = [each for each in self.all if each.state == LOADED]
+        are_there = not any(each.coming for each in self.all)  # an adapter that has just come is counted twice
+        if self.used_bytes > self.room_bytes and are_there and len(there) > 1:
+            return _next_to_go(there)
         return next((each for expires_s, each in self._idle() if expires_s <= self.clock()), None)
 
     def _until_next(self) -> float | None:
         """Compute the seconds until the next model is due; None without one."""
         return min((max(expires_s - self.clock(), 0.0) for expires_s, _ in self._idle()), default=None)
+
+
+def _next_to_go(there: List[Hosted]) -> Hosted:
+    """Choose the model that is unloaded where there is no room: one without users, that was used longest ago."""
+    return min(there, key=lambda each: (each.users > 0, each.keep_alive_s is None, each.used_s))
+
+
+def _refuse_waiter(hosted: Hosted, waiter: Waiter, error: ApiError) -> None:
+    if waiter in hosted.waiters:
+        hosted.waiters.remove(waiter)
+    if not waiter.served.done():
+        waiter.served.set_exception(error)
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
@@ -327,11 +348,3 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
-
-
-def died(hosted: List[Hosted]) -> EngineDied | None:
-    """Return the error of an engine that hangs, if one does, in any thread. One that has failed is loaded anew."""
-    for each in hosted:
-        if (served := each.served) is not None and served.driver.is_hung:
-            return EngineDied(f"the engine of {each.name} hangs: a step takes much longer than any before it")
-    return None

@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.facts import document, page
+from tokenmill.serve.facts.adapters import LoadBody, adapter_path
 from tokenmill.serve.facts.described import Described
 from tokenmill.serve.facts.status import ANTHROPIC, card, listed
 from tokenmill.serve.http.errors import ApiError, Json
@@ -28,8 +29,8 @@ from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.metrics import merged
 from tokenmill.serve.loop.service import Call, read_body, read_json, tenant_of
 from tokenmill.serve.messages.parse import FOREIGN
-from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, Hosted, plain
-from tokenmill.serve.models.residents import Residents, died
+from tokenmill.serve.models.hosted import LOADED, LOADING, UNLOADED, ComingAdapter, Hosted, died, plain
+from tokenmill.serve.models.residents import Residents
 from tokenmill.serve.ollama.names import keep_alive_s
 from tokenmill.serve.ollama.parse import unloaded
 from tokenmill.serve.ollama.routes import ModelFacts, OllamaModelBody, pulled, tags_of, version
@@ -39,9 +40,9 @@ from tokenmill.serve.routes import ROUTES
 from tokenmill.serve.sessions.sessions import session_path
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import handlers_of_errors
-from tokenmill.units import counted
 from tokenmill.value_reader import brief
 from tokenmill.version import __version__
+from tokenmill.weights.adapters.named import weights_bytes
 
 log = logging.getLogger(__name__)
 
@@ -105,21 +106,30 @@ class Router:
             hosted = await asyncio.to_thread(self._of_session, request)
         else:
             hosted = self._find(named.get("model"), route.protocol)
-        if route.path == LOADS_ADAPTER and isinstance(given, dict):
-            self._residents.check_adapter(given.get("lora_name"), hosted)
+        adapter = await self._coming_adapter(request, route, hosted) if route.path == LOADS_ADAPTER else None
         keep = keep_alive_s(named.get("keep_alive")) if route.protocol is OLLAMA else None
         is_away = not hosted.is_usable and hosted.state != LOADING
         if keep == (0.0,) and is_away and (told := unloaded(route, given)) is not None:
             await JSONResponse(told)(scope, receive, send)
             return
         async with AsyncExitStack() as stack:
-            using = self._residents.using(hosted, tenant_of(request))
+            using = self._residents.using(hosted, tenant_of(request), adapter)
             served = await unless_disconnected(request, stack.enter_async_context(using))
             if route.body is None:
                 await served.app(scope, receive, send)
                 return
             body = self._with_own_name(await request.body(), given, hosted, route)
             await served.app(scope, _again(body, receive), _keeping(hosted, keep, send))
+
+    async def _coming_adapter(self, request: Request, route: Route, hosted: Hosted) -> ComingAdapter:
+        """Read which adapter a request loads. ApiError for one that is refused whatever room there is: so no model goes
+        for it.
+        """
+        body = await read_body(request, route, LoadBody)
+        self._residents.check_adapter(body.lora_name, hosted)
+        loaded = () if hosted.served is None else hosted.served.engine.adapters
+        path = adapter_path(body, hosted.setup.options, loaded)
+        return ComingAdapter(body.lora_name, weights_bytes(path))
 
     def _with_own_name(self, body: bytes, given: Any, hosted: Hosted, route: Route) -> bytes:
         """Return a body that names the model, or its adapter, as it is spelled. Ollama's routes give the name back."""
@@ -333,10 +343,3 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-def greeting(residents: Residents, url: str, room: str) -> str:
-    """Say what is served where."""
-    names = ", ".join(each.name for each in residents.all[:SHOWN])
-    more = f" and {len(residents.all) - SHOWN} more" if len(residents.all) > SHOWN else ""
-    return f"{counted(len(residents.all), 'model')} at {url}, in {room} of memory: {names}{more}; Ctrl-C ends"

@@ -10,8 +10,9 @@ from tokenmill.serve.http.draining import DrainingServer
 from tokenmill.serve.http.guard import Guard
 from tokenmill.serve.loop.driver import LOOKS_S
 from tokenmill.serve.models.residents import Residents
-from tokenmill.serve.models.router import Router
+from tokenmill.serve.models.router import SHOWN, Router
 from tokenmill.serve.start.options import Options
+from tokenmill.units import counted
 
 
 class ModelsServer(DrainingServer):
@@ -51,3 +52,10 @@ class ModelsServer(DrainingServer):
             self._work.cancel()
             while not self._work.done() and not self.ends_now:
                 await asyncio.wait({self._work}, timeout=LOOKS_S)
+
+
+def greeting(residents: Residents, url: str, room: str) -> str:
+    """Say what is served where."""
+    names = ", ".join(each.name for each in residents.all[:SHOWN])
+    more = f" and {len(residents.all) - SHOWN} more" if len(residents.all) > SHOWN else ""
+    return f"{counted(len(residents.all), 'model')} at {url}, in {room} of memory: {names}{more}; Ctrl-C ends"
