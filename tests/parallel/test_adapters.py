@@ -211,7 +211,7 @@ def test_a_rank_that_cannot_take_an_adapter_leaves_all_as_before(program, models
 def test_ranks_forget_an_adapter_with_the_last_text(models, adapter_of, in_threads):
     """Once nothing of rank 0 computes with it; at the next load or unload."""
     with closing(engine_of("native", models)) as engine:
-        (taken,) = engine.core.loaded.program._ranks.taken
+        (taken,) = engine.core.loaded.program.ranks.taken
         held = taken.result()._by_number
         for name, seed in (("a", 0), ("b", 1)):
             engine.load_adapter(name, adapter_of("llama", seed))
