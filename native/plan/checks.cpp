@@ -282,7 +282,7 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_GATE: return check_gate(op, before);
     case TM_INPUTS: return check_inputs(m, op, before);
     case TM_LATENT_ROWS: return check_latent_rows(m, op, before);
-    case TM_PAIR: return require(!op.weight == !op.input_norm && (op.weight || op.inputs > 0) && op.to == TM_ATTENDED && m.num_ranks == 1, "a pair without norms");
+    case TM_PAIR: return require(!op.weight == !op.input_norm && (op.weight || op.inputs > 0) && op.to == TM_ATTENDED, "a pair without norms");
     case TM_REPLACE: return require(are_stored(before, op.column, m.hidden), "a residual stream of what was not stored");
     case TM_EXPAND: case TM_PREDICT: case TM_BESIDE: case TM_CORRECT: case TM_SPREAD: case TM_JOIN: return check_streams(m, op, before);
     default: require(false, "an operation is of an unknown kind");

@@ -46,7 +46,7 @@ Model::Model(const TmModel& description)
     }
     if (op.kind == TM_LATENT_ROWS) max_plain = std::max<int64_t>(max_plain, op.columns);
     if (op.kind == TM_EXPAND) streams = op.streams;
-    if (op.kind == TM_PAIR) max_pair = op.weight ? 2 * (int64_t)shape.hidden : op.inputs;
+    if (op.kind == TM_PAIR) given_width = op.weight ? shape.hidden : op.inputs, max_pair = op.weight ? 2 * given_width : given_width;
     if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);
     if (op.kind == TM_GATE && op.sparse) max_kept = std::max<int64_t>(max_kept, op.outputs);
     if (op.kind == TM_ATTEND && op.gated) max_gated = std::max(max_gated, attended_width(op));

@@ -37,7 +37,7 @@ struct Model {
   int64_t max_plain = 0;                // columns of a head's query that TM_LATENT_ROWS gathers
   int64_t max_coded = 0;                // columns of a coded table of TM_INPUTS
   int64_t max_kept = 0;                 // columns of a sparse TM_GATE
-  int64_t max_pair = 0;                 // columns of TM_PAIR
+  int64_t max_pair = 0, given_width = 0;  // columns of TM_PAIR, and of the rows that it is given
   int64_t max_before = 0, max_gated = 0;  // inputs that a task of a convolution begins with; columns of TM_GATE
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first

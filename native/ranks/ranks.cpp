@@ -11,7 +11,8 @@ namespace {
 
 constexpr auto LOOK_AGAIN = std::chrono::microseconds(200);  // while ranks load
 
-SharedStep place_step(SharedMemory& memory, const TmModel& m) {
+SharedStep place_step(SharedMemory& memory, const Model& model) {
+  const TmModel& m = model.shape;
   const int64_t tokens = m.max_tokens;
   SharedStep step{};
   step.counts = memory.take<int32_t>(16);
@@ -20,6 +21,7 @@ SharedStep place_step(SharedMemory& memory, const TmModel& m) {
   step.saves = memory.take<TmSave>(tokens);
   step.span_slots = memory.take<int64_t>(tokens * m.num_positions);
   step.stops = memory.take<int64_t>(m.vocab), step.logits = memory.take<float>(tokens * m.vocab);
+  step.given = memory.take<float>(tokens * model.given_width);
   return step;
 }
 
@@ -36,10 +38,11 @@ Ranks::Ranks(Model& model, Threads& threads)
       rank_(model.shape.rank),
       num_ranks_(model.shape.num_ranks),
       num_threads_(model.num_threads()),
+      given_width_(model.given_width),
       memory_(model.shape.shared) {
   if (num_ranks_ == 1) return;
   header_ = memory_.take<RanksHeader>(1);
-  step_ = place_step(memory_, shape_);
+  step_ = place_step(memory_, model);
   counters_ = memory_.take<std::atomic<int>>((int64_t)model.ops.size());
   max_logits_ = memory_.take<MaxLogit>((int64_t)shape_.max_tokens * num_threads_);
   for (int i = 0; i < NUM_BUFFERS; i++) header_->formats[i].fetch_or(model.buffers[i].formats);
@@ -74,6 +77,7 @@ TmStep Ranks::publish(const TmStep& step) {
   copy(step_.slots, step.slots, step.num_tokens), copy(step_.stops, step.stops, step.num_stops);
   if (step.rows) copy(step_.rows, step.rows, step.num_rows);
   copy(step_.saves, step.saves, num_saves), copy_spans(step);
+  copy(step_.given, step.given, step.num_tokens * given_width_);
   header_->steps.add(true);
   TmStep published = step;
   published.logits = step_.logits;
@@ -115,7 +119,7 @@ TmStep Ranks::step() {
   step.num_tokens = counts[0], step.num_spans = counts[1], step.num_stops = counts[3], step.num_rows = counts[4];
   step.tokens = tokens_.data(), step.positions = step_.positions, step.slots = step_.slots;
   step.rows = counts[2] < 0 ? nullptr : step_.rows, step.spans = spans_.data(), step.saves = step_.saves;
-  step.stops = step_.stops, step.logits = step_.logits;
+  step.stops = step_.stops, step.logits = step_.logits, step.given = step_.given;
   return step;
 }
 
@@ -128,7 +132,7 @@ int64_t shared_bytes(const TmModel& description) {
   counted.shared = nullptr;
   const Model model(counted);
   SharedMemory memory(nullptr);
-  memory.take<RanksHeader>(1), place_step(memory, counted);
+  memory.take<RanksHeader>(1), place_step(memory, model);
   memory.take<std::atomic<int>>((int64_t)model.ops.size());
   memory.take<MaxLogit>((int64_t)counted.max_tokens * model.num_threads());
   StepMemory().lie_in(model, memory);

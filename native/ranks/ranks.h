@@ -34,6 +34,7 @@ struct SharedStep {
   int64_t* span_slots;  // [max_tokens, num_positions]: slots of all spans, one after the other
   int64_t* stops;       // [vocab]
   float* logits;        // [max_tokens, vocab]
+  float* given;         // [max_tokens, numbers of a given row]: what TM_PAIR reads, where the model has it
 };
 
 class Ranks {
@@ -79,6 +80,7 @@ class Ranks {
   Threads& threads_;
   const TmModel& shape_;
   const int rank_, num_ranks_, num_threads_;
+  const int64_t given_width_;  // 0 where the model reads no given rows
   SharedMemory memory_;
   RanksHeader* header_ = nullptr;
   SharedStep step_{};

@@ -247,7 +247,7 @@ class Worker:
             assert [beam.tokens for beam in found] == [text for text, _ in wanted]
 
     def do_embed(self):
-        if refuse_rows(self.engine.core.loaded):  # several ranks hand out no rows
+        if refuse_rows(self.engine.core.loaded):  # compiled programs hand out no rows
             return
         texts, pooling = [self.tokens() for _ in range(self.random.randint(1, 3))], self.random.choice(POOLINGS)
         adapter = self.adapter()

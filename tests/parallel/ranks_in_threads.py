@@ -4,7 +4,7 @@ import os
 import threading
 from concurrent.futures import Future
 
-from tokenmill.loader.rank import adapters_of, load_rank
+from tokenmill.loader.rank import adapters_of, load_rank, load_rank_beside
 from tokenmill.memory.arena import SharedMemory
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
@@ -17,19 +17,36 @@ class RanksInThreads(Ranks):
         super().__init__(Rank(0, count), SharedMemory(), SharedMemory())
         self.errors, self._threads, self._calls = [], [], []
         self.taken = [Future() for _ in range(1, count)]  # the adapters of each other rank
+        self.loaded, self.beside = ([Future() for _ in range(1, count)] for _ in range(2))
 
     def start(self, told):
+        self._begin(self._run, told, (self.steps.descriptor, self.cache.descriptor))
+
+    def load_beside(self, told, shared):
+        self._begin(self._run_beside, told, shared)
+
+    def _begin(self, run, told, descriptors):
         for number in range(1, self.rank.count):
-            shared = [os.dup(memory.descriptor) for memory in (self.steps, self.cache)]
-            mine = {**told, "rank": [number, self.rank.count], "shared": shared}
-            self._threads.append(threading.Thread(target=self._run, args=(mine,)))
+            mine = {**told, "rank": [number, self.rank.count]}
+            shared = [os.dup(descriptor) for descriptor in descriptors]
+            self._threads.append(threading.Thread(target=self._noted, args=(run, mine, shared)))
             self._threads[-1].start()
 
-    def _run(self, told):
+    def _run(self, told, shared):
+        loaded, number = load_rank(told, shared), told["rank"][0] - 1
+        self.taken[number].set_result(adapters_of(loaded))
+        self.loaded[number].set_result(loaded)
+        loaded.program.follow()
+
+    def _run_beside(self, told, shared):
+        number = told["rank"][0] - 1
+        loaded = load_rank_beside(self.loaded[number].result(60), told, shared)
+        self.beside[number].set_result(loaded)
+        loaded.program.follow()
+
+    def _noted(self, run, told, shared):
         try:
-            loaded = load_rank(told)
-            self.taken[told["rank"][0] - 1].set_result(adapters_of(loaded))
-            loaded.program.follow()
+            run(told, shared)
         except Exception as error:  # noqa: BLE001  (tests look at it)
             self.errors.append(error)
 

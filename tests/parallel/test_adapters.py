@@ -256,7 +256,7 @@ def test_texts_run_while_a_rank_takes_an_adapter(program, models, adapter_of, tm
 def test_ranks_forget_an_adapter_with_the_last_text(models, adapter_of, in_threads):
     """Once nothing of rank 0 computes with it; at the next load or unload."""
     with closing(engine_of("native", models)) as engine:
-        (taken,) = engine.core.loaded.program._ranks.taken
+        (taken,) = engine.core.loaded.program.ranks.taken
         held = taken.result()._by_number
         for name, seed in (("a", 0), ("b", 1)):
             engine.load_adapter(name, adapter_of("llama", seed))

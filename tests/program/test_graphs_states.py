@@ -28,8 +28,7 @@ LIKE_THEM = (
 
 
 def tried(first, *others, later=()):
-    """The first case is quick, and others are slow, since an interpreted step takes a second. None of the rest has noticed
-    a mutant that these did not (docs/log/tests-and-figures.md)."""
+    """Mark all cases but the first: an interpreted step takes a second. No later case notices a mutant of its own."""
     slow = [pytest.param(each, marks=pytest.mark.slow) for each in others]
     return [first, *slow, *(pytest.param(each, marks=pytest.mark.long) for each in later)]
 

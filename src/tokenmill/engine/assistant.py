@@ -11,13 +11,11 @@ from collections.abc import Sequence as List
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenmill.cache.pool import LayerKept, Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.lent_pool import LentPool
 from tokenmill.cache.step import Step
 from tokenmill.engine.draft import beside
 from tokenmill.engine.mtp import refuse_rows
@@ -26,7 +24,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.ranks import Alone
+from tokenmill.loader.ranks import find_ranks_beside
 from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.families import read_config
 from tokenmill.model.families.mtp import MTP
@@ -43,30 +41,6 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 
 OUT = "post_projection.weight"
 ROWS_KEPT = 4096  # of embeddings that were looked up
-
-
-class LentPool(Pool):
-    """The cache of a model, of which another reads some layers."""
-
-    def __init__(self, pool: Pool, layers: list[LayerKept]) -> None:
-        vars(self).update(vars(pool))
-        self.layers = layers
-
-    @property
-    def num_bytes(self) -> int:
-        """Count nothing, since the model counts it."""
-        return 0
-
-
-class _WithPool(Alone):
-    """A load that takes a pool which is there."""
-
-    def __init__(self, lent: Pool) -> None:
-        super().__init__()
-        self._lent = lent
-
-    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        return self._lent
 
 
 class Embeddings:
@@ -183,7 +157,7 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
         )
     source = open_checkpoint(locate(name), part=MTP)
     model, whole = read_config(source.config), describe(target.model_config)
-    layers = _layers_for(name, describe(model), whole, target.pool)
+    layers = _layers_for(name, describe(model), whole)
     if model.given_width != 2 * whole.head.inputs:
         allowed = (
             f"an assistant of a model as wide as this one: it is made for {model.given_width // 2} numbers in a row"
@@ -207,19 +181,20 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
         prefix_cache=False,
         speculate="off",
         packed_cache=False,
+        tensor_parallel=config.tensor_parallel,
     )
     own = open_checkpoint(checkpoint.path) if isinstance(checkpoint, PackedCheckpoint) else checkpoint
-    loaded = load_model(
-        source, resolve_checkpoint(source, settings), ranks=_WithPool(LentPool(target.pool, layers)), facts=target.facts
-    )
+    beside_told = {"apart": str(source.path.resolve()), "num_logits": None, "layers": layers}
+    ranks = find_ranks_beside(source, target.program, beside_told, LentPool(target.pool, layers))
+    loaded = load_model(source, resolve_checkpoint(source, settings), ranks=ranks, facts=target.facts)
     return AssistantCore(loaded, target, rows, Embeddings(own, target), source.read(OUT, torch.float32).float())
 
 
-def _layers_for(name: str, assistant: DecoderDescription, target: DecoderDescription, pool: Pool) -> list[LayerKept]:
-    """Find the layers of the model's cache that the assistant reads: the last one of each kind that has rows of its
+def _layers_for(name: str, assistant: DecoderDescription, target: DecoderDescription) -> list[int]:
+    """Number the layers of the model's cache that the assistant reads: the last one of each kind that has rows of its
     own, in the order of the assistant's sources; and one for each other layer of the assistant, which reads none.
     """
-    found: dict[int, LayerKept] = {}
+    found = dict[int, int]()
     with_rows = _with_rows(target)
     for block in assistant.attentions:
         assert block.source is not None, "it has no rows of its own"
@@ -229,8 +204,8 @@ def _layers_for(name: str, assistant: DecoderDescription, target: DecoderDescrip
             shape = f"{block.num_kv_heads} heads of {block.head_dim} for K and V"
             window = "without a window" if block.shape.window is None else f"with a window of {block.shape.window}"
             raise ConfigError("draft_model", name, f"an assistant of this model: it reads rows {window}, {shape}")
-        found[block.source] = pool.layers[own[-1][0]]
-    rest: Any = next(iter(found.values()))
+        found[block.source] = own[-1][0]
+    rest = next(iter(found.values()))
     return [found.get(number, rest) for number in range(len(assistant.layers))]
 
 

@@ -13,7 +13,7 @@ from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, beside, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, load_mtp, max_texts, mtp_file, num_logits, refuse_mtp
+from tokenmill.engine.mtp import OWN_LAYER, MtpCore, load_mtp, max_texts, mtp_file, num_logits, refuse_mtp
 from tokenmill.engine.text_rows import TargetRows
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
@@ -50,7 +50,6 @@ from tokenmill.weights.packed.reader import PackedReader
 log = logging.getLogger(__name__)
 
 DRAFT_SCHEMES = ("q8", "q4")  # names of a draft model: this model with such weights
-OWN_LAYER = "mtp"  # likewise: the layer of this model that predicts further tokens
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 

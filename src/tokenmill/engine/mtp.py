@@ -27,6 +27,7 @@ from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.ranks import find_ranks_beside
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.families import read_config
 from tokenmill.model.families.mtp import MTP
@@ -44,6 +45,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 log = logging.getLogger(__name__)
 
 LARGE = 100_000  # tokens of a vocabulary whose first quarter is 0.9 of a text or more (docs/log/speculation.md)
+OWN_LAYER = "mtp"  # the name of a draft model: the layer of this model that predicts further tokens
 PROGRAMS = ("native", "eager")  # which hand out the rows that the head reads
 
 
@@ -202,11 +204,9 @@ def mtp_file(name: str | None) -> Path | None:
 
 def refuse_rows(target: LoadedModel) -> str:
     """Say what would be allowed where a model does not hand out the rows that its head reads; empty where it does."""
-    count = target.config.tensor_parallel
-    if target.program_name in PROGRAMS and count == 1:
+    if target.program_name in PROGRAMS:
         return ""
-    several = f" in {count} ranks" * (count > 1)
-    return f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
+    return f"none with program {target.program_name}, only with {' or '.join(PROGRAMS)}"
 
 
 def refuse_mtp(checkpoint: Checkpoint, target: LoadedModel) -> str:
@@ -240,7 +240,10 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel, apart: Path | None = N
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError("memory for the layer that predicts further tokens", needed, available, setting, True)
-    return load_model(source, resolved, lent=Lent(target.program, num_logits(target)), facts=target.facts)
+    told = {"apart": None if apart is None else str(apart.resolve()), "num_logits": num_logits(target), "layers": None}
+    ranks = find_ranks_beside(source, target.program, told)
+    lent = Lent(target.program, num_logits(target))
+    return load_model(source, resolved, ranks=ranks, lent=lent, facts=target.facts)
 
 
 def mtp_settings(target: ResolvedModel) -> EngineConfig:
@@ -260,23 +263,30 @@ def mtp_settings(target: ResolvedModel) -> EngineConfig:
         speculate="off",
         async_scheduling="off",  # a step's K and V are published before the next one reads rows of drafts
         packed_cache=False,
+        tensor_parallel=config.tensor_parallel,
     )
 
 
 def mtp_bytes(resolved: ResolvedModel) -> int:
-    """Count the bytes that the layer takes beside its model: its weights, its cache, and the rows of texts."""
-    config = resolved.config
+    """Count the bytes that the layer takes beside its model, in all ranks: its weights, its cache, and the rows of
+    texts.
+    """
+    config, program, count = resolved.config, resolved.program, resolved.config.tensor_parallel
     rows = max_texts(config) * ROWS * resolved.model.hidden_size * 8
     shared = replace(resolved.model, vocab_size=GROUP)  # without the embedding and the head
-    return resolved.cache.num_bytes + rows + resolved.program.weight_bytes(shared, config.dtype, resolved.scheme)
+    if count == 1:
+        return resolved.cache.num_bytes + rows + program.weight_bytes(shared, config.dtype, resolved.scheme)
+    caches = program.rank_caches(resolved.cache, resolved.model, count)
+    weights = program.rank_weight_bytes(shared, config.dtype, resolved.scheme, count)
+    return sum(cache.num_bytes for cache in caches) + rows + sum(weights)
 
 
 def planned_mtp(path: Path, target: ResolvedModel) -> int:
-    """Count the bytes of the layer in this model's files; 0 where it does not draft by itself with these settings, or
-    there are no weights to tell.
+    """Count the bytes of the layer in this model's files; 0 where it does not draft with these settings, or there are
+    no weights to tell.
     """
     config = choose_proposer(target.config, target.program.finds_drafts)
-    drafts = config.speculate == "adaptive" and config.draft_model is None and config.tensor_parallel == 1
+    drafts = config.draft_model == OWN_LAYER or (config.speculate == "adaptive" and config.draft_model is None)
     if not drafts or target.program_name not in PROGRAMS:
         return 0
     try:

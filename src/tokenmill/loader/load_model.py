@@ -6,6 +6,9 @@ Settings that cannot be combined are refused here, before a weight is read.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +25,7 @@ from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, res
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
+from tokenmill.model.families.mtp import MTP
 from tokenmill.program.aot.package import Package
 from tokenmill.program.forward import ModelParts, Program, find_program
 from tokenmill.program.parts import Lent, Opened
@@ -29,7 +33,7 @@ from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
-from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import settings_of
 from tokenmill.weights.source import Progress, WeightSource, return_memory
@@ -86,10 +90,29 @@ def _load(
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     parts = ModelParts(source, pool, kernel, config, own)
-    program = ranks.ready(_make(parts, resolved), parts)
+    made = _make(parts, resolved)
+    program = ranks.ready(made, parts, partial(_load_beside, checkpoint.path, facts, made))
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     return_memory()  # of headers and tokenizers that were parsed
     return LoadedModel(resolved, *facts, program, pool, Runner(program, pool, device), kernel_name)
+
+
+def _load_beside(
+    path: Path, facts: ModelFacts, lender: Program, side: Alone, told: Mapping[str, Any]
+) -> tuple[Program, Pool]:
+    loaded = load_told(path, facts, lender, side, told)
+    return loaded.program, loaded.pool
+
+
+def load_told(path: Path, facts: ModelFacts, lender: Program, side: Alone, told: Mapping[str, Any]) -> LoadedModel:
+    """Load, on a rank other than rank 0, the layer beside a model that rank 0 tells of. path: of the model, whose files
+    have the layer unless rank 0 names another file.
+    """
+    source = open_checkpoint(Path(told["apart"] or path), part=MTP)
+    resolved = resolve_checkpoint(source, EngineConfig(**told["settings"]))
+    cache = replace(resolved.cache, num_blocks=told["num_blocks"], num_states=told["num_states"])
+    lent = None if told["num_logits"] is None else Lent(lender, told["num_logits"])
+    return load_model(source, replace(resolved, cache=cache), ranks=side, lent=lent, facts=facts)
 
 
 def _make(parts: ModelParts, resolved: ResolvedModel) -> Program:

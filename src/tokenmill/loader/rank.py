@@ -7,18 +7,21 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenmill.cache.lent_pool import LentPool
 from tokenmill.errors import TokenmillError
-from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.load_model import load_model, load_told, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.ranks import InSharedMemory, versions
 from tokenmill.memory.arena import SharedMemory
-from tokenmill.parallel.channel import Channel
+from tokenmill.model.families.mtp import MTP
+from tokenmill.parallel.channel import Channel, Message
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.handed import COMMAND, TakenAdapters
@@ -32,32 +35,50 @@ def main(descriptor: int) -> int:
     """Load and follow; return the exit code, which is 0 where rank 0 ended first."""
     rank_0 = Channel(socket.socket(fileno=descriptor))
     try:
-        told = rank_0.receive().facts
+        told = rank_0.receive()
     except (EOFError, OSError):
         return 0
-    taken = Future[TakenAdapters]()
-    threading.Thread(target=_answer, args=(rank_0, taken), daemon=True).start()
-    try:
-        loaded = load_rank(told)
+    whole, taken = Future[LoadedModel](), Future[TakenAdapters]()
+    threading.Thread(target=_answer, args=(rank_0, whole, taken), daemon=True).start()
+    with _telling(rank_0):
+        loaded = load_rank(told.facts, told.shared)
+        whole.set_result(loaded)
         taken.set_result(adapters_of(loaded))
         loaded.program.follow()
+    return 0
+
+
+@contextmanager
+def _telling(rank_0: Channel) -> Iterator[None]:
+    """Tell rank 0 of an error, which it raises, and end this process."""
+    try:
+        yield
     except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 raises it)
         named = str(error) if isinstance(error, TokenmillError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
             rank_0.send("error", named)
-        return 1
-    return 0
+        os._exit(1)
 
 
-def _answer(rank_0: Channel, taken: "Future[TakenAdapters]") -> None:
+def _answer(rank_0: Channel, whole: "Future[LoadedModel]", taken: "Future[TakenAdapters]") -> None:
     """Answer the commands of rank 0, and end this process as soon as it has ended, whatever is being computed."""
     with suppress(EOFError, OSError):
         while True:
             message = rank_0.receive()
-            adapters = taken.result()
-            adapters.forget(message.facts)
-            rank_0.send(COMMAND, adapters.take(message.facts, message.tensors))
+            if message.name == "load":
+                beside = rank_0, whole.result(), message
+                threading.Thread(target=_follow_beside, args=beside, daemon=True).start()
+            else:
+                adapters = taken.result()
+                adapters.forget(message.facts)
+                rank_0.send(COMMAND, adapters.take(message.facts, message.tensors))
     os._exit(0)
+
+
+def _follow_beside(rank_0: Channel, whole: LoadedModel, told: Message) -> None:
+    """Load a layer beside the model, and compute its steps."""
+    with _telling(rank_0):
+        load_rank_beside(whole, told.facts, told.shared).program.follow()
 
 
 def adapters_of(loaded: LoadedModel) -> TakenAdapters:
@@ -65,13 +86,26 @@ def adapters_of(loaded: LoadedModel) -> TakenAdapters:
     return TakenAdapters(loaded.program, loaded.program_name, address_of)
 
 
-def load_rank(told: dict[str, Any]) -> LoadedModel:
-    """Load what rank 0 says; TokenmillError where versions or the model differ from rank 0's."""
+def load_rank_beside(whole: LoadedModel, told: dict[str, Any], shared: Sequence[int]) -> LoadedModel:
+    """Load a layer of the model `whole` that rank 0 tells of, or an assistant, which reads rows of its cache."""
+    path = Path(told["model"])
+    pool = None if told["layers"] is None else LentPool(whole.pool, told["layers"])
+    side = InSharedMemory(open_checkpoint(path, part=MTP), _ranks_of(told, shared), lent=pool)
+    return load_told(path, whole.facts, whole.program, side, told)
+
+
+def _ranks_of(told: dict[str, Any], shared: Sequence[int]) -> Ranks:
+    return Ranks(Rank(*told["rank"]), *map(SharedMemory, shared))
+
+
+def load_rank(told: dict[str, Any], shared: Sequence[int]) -> LoadedModel:
+    """Load what rank 0 says; TokenmillError where versions or the model differ from rank 0's. shared: descriptors of
+    the memory that the ranks share.
+    """
     config, model = EngineConfig(**told["settings"]), Path(told["model"])
     _check_same("versions", versions(), told["versions"])
     checkpoint = _open(model, told["packed"])
-    steps, cache = map(SharedMemory, told["shared"])
-    side = InSharedMemory(checkpoint, Ranks(Rank(*told["rank"]), steps, cache))
+    side = InSharedMemory(checkpoint, _ranks_of(told, shared))
     resolved = resolve_checkpoint(checkpoint, config)
     resolved = replace(resolved, cache=replace(resolved.cache, num_states=told["num_states"]))
     loaded = load_model(checkpoint, resolved, ranks=side)

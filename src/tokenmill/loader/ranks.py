@@ -7,7 +7,7 @@ carries out the commands of rank 0 until that ends. Ranks join before weights ar
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 
+from tokenmill.cache.lent_pool import LentPool
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import ConfigError
@@ -25,12 +26,13 @@ from tokenmill.memory.arena import Arena
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.follower import Follower
-from tokenmill.parallel.ranks import OtherRanks, Ranks
+from tokenmill.parallel.ranks import OtherRanks, Ranks, RanksBeside
 from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Program
 from tokenmill.program.mixer_shares import cache_of_rank
-from tokenmill.program.ranked import RankedPool, RankedProgram, follow
+from tokenmill.program.parts import Opened
+from tokenmill.program.ranked import OfModel, RankedPool, RankedProgram, follow
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -56,6 +58,7 @@ NOT_OF_RANKS: dict[str, Any] = {
     "packed_cache": False,
 }
 """Settings of rank 0 alone, with the values that the others have: they compute steps and decide nothing."""
+LoadBeside = Callable[["Alone", Mapping[str, Any]], tuple[Program, Pool]]
 _met: list[int] = []  # engines that have met under torchrun
 
 
@@ -85,20 +88,38 @@ class Alone:
         """Allocate the cache of this rank. spec: of all ranks."""
         return Pool(spec, device)
 
-    def ready(self, program: Program, parts: ModelParts) -> Program:
-        """Return the program that the engine runs, once this rank has its weights."""
+    def ready(self, program: Program, parts: ModelParts, load_beside: LoadBeside) -> Program:
+        """Return the program that the engine runs, once this rank has its weights. load_beside: loads a layer that
+        rank 0 tells of, with another side.
+        """
         return program
 
     def close(self) -> None:
         """End the other ranks."""
 
 
-class InSharedMemory(Alone):
-    """The side of every rank of program native. Rank 0 starts the others, and tells them what to load."""
+class WithPool(Alone):
+    """A load that reads the cache of another model."""
 
-    def __init__(self, checkpoint: Checkpoint, shared: Ranks) -> None:
+    def __init__(self, lent: Pool) -> None:
+        super().__init__()
+        self._lent = lent
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        return self._lent
+
+
+class InSharedMemory(Alone):
+    """The side of every rank of program native. Rank 0 starts the others, and tells them what to load. told: more that
+    they are told. lent: the cache of another model, where this one has none.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, shared: Ranks, told: Mapping[str, Any] | None = None, lent: Pool | None = None
+    ) -> None:
         super().__init__(shared)
         self._checkpoint, self._leads = checkpoint, not shared.rank.number
+        self._told, self._lent = told or {}, lent
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """End all ranks at an error; where a rank has ended, its loss is the reason, and is raised."""
@@ -113,10 +134,12 @@ class InSharedMemory(Alone):
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> None:
         """Start the others, which compare the digests with their own."""
         if self._leads:
-            self.shared.start(_told_to_ranks(self._checkpoint, resolved, digests))
+            self.shared.start({**_told_to_ranks(self._checkpoint, resolved, digests), **self._told})
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         """Map the whole cache, as each rank does."""
+        if self._lent is not None:
+            return self._lent
         return Pool(spec, device, partial(Arena, shared=self.shared.cache))
 
 
@@ -149,12 +172,12 @@ class Leading(_OneOfMany):
         return self._team.agree(facts_of(resolved, digests), [cache.num_blocks, cache.num_states], device)
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        return RankedPool(spec, self._decoder, device, self._team)
+        return RankedPool(spec, self._decoder, device, OfModel(self._team))
 
-    def ready(self, program: Program, parts: ModelParts) -> Program:
+    def ready(self, program: Program, parts: ModelParts, load_beside: LoadBeside) -> Program:
         """Wait for the other ranks."""
         self._team.await_ready()
-        return RankedProgram(program, self._team)
+        return RankedProgram(program, OfModel(self._team))
 
     def close(self) -> None:
         self._team.close()
@@ -183,10 +206,57 @@ class Following(_OneOfMany):
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         return Pool(self._cache, device)
 
-    def ready(self, program: Program, parts: ModelParts) -> Program:
+    def ready(self, program: Program, parts: ModelParts, load_beside: LoadBeside) -> Program:
         """Follow rank 0; this does not return."""
         self._follower.send("ready")
-        follow(self._follower, parts, program)
+        assert isinstance(parts.own, Opened) and parts.own.group is not None, "the ranks have joined"
+        follow(self._follower, parts, program, partial(load_beside, FollowingBeside(parts)))
+
+
+class LeadingBeside(Alone):
+    """Rank 0's side of a layer beside the model of a team, which the other ranks load once rank 0 has it. number: of
+    the layer among the team's models. told: what they are told of it beside its settings.
+    """
+
+    def __init__(self, target: RankedProgram, told: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._target, self._told = target, {**told}
+        self._model = target.model.next_model()
+
+    def device(self, found: torch.device) -> torch.device:
+        return self._target.decoder.embedding.weight.device
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group | None:
+        self._decoder = describe(resolved.model)
+        self._told |= {"settings": asdict(resolved.config) | NOT_OF_RANKS, **_sizes(resolved.cache)}
+        return self._model.team.group
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        return RankedPool(spec, self._decoder, device, self._model)
+
+    def ready(self, program: Program, parts: ModelParts, load_beside: LoadBeside) -> Program:
+        self._model.team.tell("load", self._told)
+        self._model.team.collect("ready")
+        return RankedProgram(program, self._model)
+
+
+class FollowingBeside(Alone):
+    """Another rank's side of such a layer. parts: of its share of the model."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__()
+        assert isinstance(parts.own, Opened) and parts.own.group is not None, "the ranks have joined"
+        self._device, self._group = parts.weights.device, parts.own.group
+
+    def device(self, found: torch.device) -> torch.device:
+        return self._device
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
+        self._cache = cache_of_rank(resolved.cache, describe(resolved.model), self._group.rank, self._group.size)
+        return self._group
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        return Pool(self._cache, device)
 
 
 def find_ranks(checkpoint: Checkpoint, resolved: ResolvedModel) -> Alone:
@@ -203,6 +273,21 @@ def find_ranks(checkpoint: Checkpoint, resolved: ResolvedModel) -> Alone:
         return InSharedMemory(checkpoint, OtherRanks(size))
     task = {**asdict(resolved.given), "model": str(checkpoint.path.resolve()), "threads": config.threads}
     return Leading(start_ranks(size, MODULE, task))
+
+
+def find_ranks_beside(
+    checkpoint: Checkpoint, target: Program, told: Mapping[str, Any], lent: LentPool | None = None
+) -> Alone:
+    """Find the side of rank 0 for a layer of the model `target`, or for its assistant, which every rank loads. told:
+    what the others are told of it. lent: the cache that it reads.
+    """
+    if isinstance(target, RankedProgram):
+        assert lent is None, "no model of which program eager divides the cache has an assistant"
+        return LeadingBeside(target, told)
+    shared: Ranks = getattr(target, "ranks", Ranks())  # program native alone has others
+    if shared.rank.count > 1:
+        return InSharedMemory(checkpoint, RanksBeside(shared), told, lent)
+    return Alone() if lent is None else WithPool(lent)
 
 
 def _met_by_torchrun(resolved: ResolvedModel) -> Alone:
@@ -233,12 +318,17 @@ def _told_to_ranks(checkpoint: Checkpoint, resolved: ResolvedModel, digests: Map
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     return {
         "settings": asdict(resolved.config) | NOT_OF_RANKS,
-        "num_states": resolved.cache.num_states,  # some are for drafts, of which the others know nothing
+        **_sizes(resolved.cache),
         "model": str(checkpoint.path),
         "packed": None if packed is None else str(packed.file),
         "fingerprint": dict(digests),
         "versions": versions(),
     }
+
+
+def _sizes(cache: CacheSpec) -> dict[str, int]:
+    """Count the blocks and states of a cache. Some states are for drafts, of which the other ranks know nothing."""
+    return {"num_blocks": cache.num_blocks, "num_states": cache.num_states}
 
 
 def facts_of(resolved: ResolvedModel, digests: Mapping[str, str]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 END_S = 2.0  # for processes to end by themselves
 
 
-def start(module: str, shared: Sequence[int] = (), stdout: int | None = None) -> tuple[socket.socket, Popen[bytes]]:
+def start(module: str, stdout: int | None = None) -> tuple[socket.socket, Popen[bytes]]:
     """Start a process that runs a module of ours, and give it a socket. Returns our end, and the process.
 
-    The process has the descriptor of its end as its argument, and the descriptors in `shared`. It finds the same
-    modules as this process: a program or its working directory may have changed the places since it began.
+    The process has the descriptor of its end as its argument. It finds the same modules as this process: a program or
+    its working directory may have changed the places since it began.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -22,7 +22,7 @@ def start(module: str, shared: Sequence[int] = (), stdout: int | None = None) ->
         # A session of its own: Ctrl-C on the terminal is for rank 0 alone.
         process = Popen(  # noqa: S603  (Python itself, with a module of ours)
             [sys.executable, "-m", module, str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), *shared],
+            pass_fds=[theirs.fileno()],
             stdin=DEVNULL,
             stdout=stdout,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},

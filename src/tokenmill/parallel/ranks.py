@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -35,6 +35,12 @@ class Ranks:
 
     def start(self, told: Mapping[str, Any]) -> None:
         """Start the other ranks, as rank 0, and tell them what to load; they load while this one does."""
+
+    def meet(self) -> None:
+        """Begin to wait for the other ranks, once this one has its weights."""
+
+    def load_beside(self, told: Mapping[str, Any], shared: Sequence[int]) -> None:
+        """Tell every other rank what to load beside its model. shared: descriptors of the memory that they map."""
 
     def ask(self, name: str, facts: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
         """Send a command to every other rank; return the answer of each. RankLost if one of them has ended."""
@@ -70,12 +76,18 @@ class OtherRanks(Ranks):
         assert self.cache is not None
         shared = self.steps.descriptor, self.cache.descriptor
         for number in range(1, self.rank.count):
-            ours, process = processes.start(MODULE, shared, subprocess.DEVNULL)
+            ours, process = processes.start(MODULE, subprocess.DEVNULL)
             self._channels.append(channel := Channel(ours))
             self._processes.append(process)
             with suppress(OSError):  # it has ended: whoever watches the channel reads that
-                channel.send("load", {**told, "rank": [number, self.rank.count], "shared": shared})
+                channel.send("load", {**told, "rank": [number, self.rank.count]}, shared=shared)
             threading.Thread(target=_watch, args=(weakref.ref(self), number, channel), daemon=True).start()
+
+    def load_beside(self, told: Mapping[str, Any], shared: Sequence[int]) -> None:
+        self.check()
+        for number, channel in enumerate(self._channels, start=1):
+            with suppress(OSError):
+                channel.send("load", {**told, "rank": [number, self.rank.count]}, shared=shared)
 
     def ask(self, name: str, facts: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
         self.check()
@@ -133,6 +145,36 @@ class OtherRanks(Ranks):
         for each in self._channels:
             each.close()
         processes.end(self._processes)
+        for memory in (self.steps, self.cache):
+            if memory is not None:
+                memory.close()
+
+
+class RanksBeside(Ranks):
+    """The processes that another model has as its ranks: they load a second one beside it once rank 0 has its weights.
+
+    Until then nothing is told to them, so that a model which rank 0 cannot load is left out. They end with the first.
+    """
+
+    def __init__(self, first: Ranks) -> None:
+        super().__init__(first.rank, SharedMemory(), SharedMemory())
+        self._first, self._told = first, dict[str, Any]()
+
+    def start(self, told: Mapping[str, Any]) -> None:
+        self._told = {**told}
+
+    def meet(self) -> None:
+        assert self.steps is not None
+        assert self.cache is not None
+        self._first.load_beside(self._told, (self.steps.descriptor, self.cache.descriptor))
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        self._first.on_end(call)
+
+    def check(self) -> None:
+        self._first.check()
+
+    def end(self) -> None:
         for memory in (self.steps, self.cache):
             if memory is not None:
                 memory.close()

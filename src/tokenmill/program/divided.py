@@ -19,6 +19,7 @@ from tokenmill.model.experts import MoE
 from tokenmill.model.layers import MLP
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention_module import Attention
+from tokenmill.model.mtp_module import MtpDecoder
 from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.division import places
@@ -122,12 +123,16 @@ class Share(NamedTuple):
     rows: list[range]
 
 
-def load_share(source: WeightSource, num_positions: int, fused: Collection[str], group: Group) -> Decoder:
-    """Load this rank's decoder. Of each divided matrix it reads this rank's rows alone."""
+def load_share(
+    source: WeightSource, num_positions: int, fused: Collection[str], group: Group, lent: Decoder | None = None
+) -> Decoder:
+    """Load this rank's decoder. Of each divided matrix it reads this rank's rows alone. lent: has the same embedding
+    and head, divided in the same way, which are not read again.
+    """
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
     matrices = {module for module in decoder.modules() if isinstance(module, Matrix)}
     fill_small(decoder, source, but={decoder.embedding, *matrices})
-    shares = _Divider(decoder, source, group).divide()
+    shares = _Divider(decoder, source, group).divide(lent)
     shares.sort(key=lambda each: -sum(map(len, each.rows)) * _inputs(each.matrix))
     for number, share in enumerate(shares):  # the largest first, while most memory is free
         _fill(share, source)
@@ -157,10 +162,26 @@ class _Divider:
         self._table = table_rows(decoder.config.vocab_size, group.size)
         self._shares: list[Share] = []
 
-    def divide(self) -> list[Share]:
-        """Replace the modules; list the matrices that are to be filled."""
+    def divide(self, lent: Decoder | None) -> list[Share]:
+        """Replace the modules; list the matrices that are to be filled. lent: see load_share."""
         decoder = self._decoder
+        if isinstance(decoder, MtpDecoder):
+            decoder.mtp.fc = self._rows(None, "mtp.fc", decoder.mtp.fc)
+        self._layers()
+        if lent is not None:
+            decoder.embedding, decoder.head = lent.embedding, lent.head
+            return self._shares
         self._embedding()
+        if decoder.head is not None:
+            decoder.head = self._rows(None, HEAD, decoder.head)
+        else:
+            assert isinstance(decoder.embedding, DividedEmbedding)
+            sizes = list(map(len, self._table))
+            decoder.head = Gathered(TiedHead(decoder.embedding), sizes, self._group)  # type: ignore[assignment]
+        return self._shares
+
+    def _layers(self) -> None:
+        decoder = self._decoder
         for number, layer in enumerate(decoder.layers):
             assert isinstance(layer, Layer)
             if layer.mixes:
@@ -170,13 +191,6 @@ class _Divider:
                 self._mlp(number, "mlp", layer.mlp)
             elif isinstance(layer.mlp, MoE):
                 self._mixture(number, layer.mlp)
-        if decoder.head is not None:
-            decoder.head = self._rows(None, HEAD, decoder.head)
-        else:
-            assert isinstance(decoder.embedding, DividedEmbedding)
-            sizes = list(map(len, self._table))
-            decoder.head = Gathered(TiedHead(decoder.embedding), sizes, self._group)  # type: ignore[assignment]
-        return self._shares
 
     def _embedding(self) -> None:
         rows = self._table[self._group.rank]

@@ -41,7 +41,7 @@ class Opened(NamedTuple):
     def load_decoder(self, weights: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
         if self.packed is not None:
             raise ConfigError("program", "eager", ONLY_NATIVE)
+        lender = None if self.lent is None else getattr(self.lent.program, "decoder", None)
         if self.group is None:
-            lender = None if self.lent is None else getattr(self.lent.program, "decoder", None)
             return load_decoder(weights, num_positions, fused, lender)
-        return load_share(weights, num_positions, fused, self.group)
+        return load_share(weights, num_positions, fused, self.group, lender)

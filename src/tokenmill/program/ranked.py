@@ -4,8 +4,9 @@ To the engine they are a program and a pool like any others. Every step, and eve
 command to the other ranks, in the same order; each carries it out on its own share of the matrices and the heads.
 """
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,13 +29,34 @@ from tokenmill.program.mixer_shares import Cut, cache_of_rank, share_of
 from tokenmill.weights.adapters.adapter import Adapter
 
 
+class OfModel:
+    """The commands about one of the models that the ranks of a team have. number: of the model, 0 for the first."""
+
+    def __init__(self, team: Team, number: int = 0) -> None:
+        self.team, self._number, self._next = team, number, itertools.count(number + 1)
+
+    def next_model(self) -> "OfModel":
+        """Give the commands about the model that the ranks load next."""
+        return OfModel(self.team, next(self._next))
+
+    @property
+    def is_first(self) -> bool:
+        """Tell whether the team ends with this model."""
+        return not self._number
+
+    def tell(self, name: str, facts: Any = None, tensors: Sequence[Mapping[str, Tensor]] | None = None) -> None:
+        """Send a command to every other rank; see Team."""
+        self.team.tell(name, [self._number, facts], tensors)
+
+
 class RankedProgram(Program, HandsOn):
     """A program that has every rank compute each step; rank 0's own program gives the logits."""
 
-    def __init__(self, program: Program, team: Team) -> None:
-        self._program, self._team = program, team
-        self._handed = HandedAdapters(partial(_ask, team))
-        team.take_apart(COMMAND)  # adapters are loaded beside steps
+    def __init__(self, program: Program, model: OfModel) -> None:
+        self._program, self.model, self._team = program, model, model.team
+        self._handed = HandedAdapters(partial(_ask, model))
+        if model.is_first:
+            self._team.take_apart(COMMAND)  # adapters are loaded beside steps
         self.num_weight_bytes, self.num_matrix_bytes = program.num_weight_bytes, program.num_matrix_bytes
 
     @property
@@ -44,7 +66,8 @@ class RankedProgram(Program, HandsOn):
 
     def run(self, step: Step) -> Output:
         """Have every rank compute the step. After an error the ranks do not agree any more, so the group ends."""
-        self._team.tell("run", _told(step))
+        given = None if step.given_TD is None else [{"given": step.given_TD}] * (self._team.size - 1)
+        self.model.tell("run", _told(step), given)
         try:
             return self._program.run(step)
         except Exception as error:
@@ -64,7 +87,8 @@ class RankedProgram(Program, HandsOn):
         self._team.on_loss = call
 
     def close(self) -> None:
-        self._team.close()
+        if self.model.is_first:
+            self._team.close()
 
     def follow(self) -> None:
         """Do nothing: this is the rank that others follow."""
@@ -75,9 +99,9 @@ class RankedProgram(Program, HandsOn):
         return self._team.pids
 
 
-def _ask(team: Team, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[Any]:
-    team.tell(COMMAND, facts, [tensors] * (team.size - 1))
-    return [message.facts for message in team.collect(COMMAND)]
+def _ask(model: OfModel, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[Any]:
+    model.tell(COMMAND, facts, [tensors] * (model.team.size - 1))
+    return [message.facts for message in model.team.collect(COMMAND)]
 
 
 def _told(step: Step) -> dict[str, Any]:
@@ -92,6 +116,7 @@ def _told(step: Step) -> dict[str, Any]:
         ],
         "rows": None if step.rows is None else list(step.rows),
         "num_rows": step.num_rows,
+        "keeps_hidden": step.keeps_hidden,
     }
 
 
@@ -107,15 +132,16 @@ def _step(told: Mapping[str, Any], pool: Pool, device: torch.device, adapters: T
         saved, adapter = tuple(map(tuple, saves)), adapters.find(number)
         spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, saved, adapter))
     ints = told["token_ids"], told["positions"], told["slots"]
-    return Step(*ints, spans, told["rows"], told["num_rows"], device)
+    return Step(*ints, spans, told["rows"], told["num_rows"], device, keeps_hidden=told["keeps_hidden"])
 
 
 class RankedPool(Pool):
     """The pool of rank 0, which has its own heads; to the outside, a pool of all heads. spec: of all heads."""
 
-    def __init__(self, spec: CacheSpec, decoder: DecoderDescription, device: torch.device, team: Team) -> None:
+    def __init__(self, spec: CacheSpec, decoder: DecoderDescription, device: torch.device, model: OfModel) -> None:
+        team = model.team
         super().__init__(cache_of_rank(spec, decoder, 0, team.size), device)
-        self._team, self.spec = team, spec
+        self._model, self._team, self.spec = model, team, spec
         self._whole = Pool(spec, torch.device("meta"))  # for the shapes of all heads
         self._cuts: list[dict[str, Cut]] = [{} for _ in range(team.size)]  # of each rank, by the names of tensors
         mixers = [mixer for layer in decoder.layers for mixer in layer.mixers]
@@ -148,17 +174,17 @@ class RankedPool(Pool):
 
     def read(self, slots: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
         """Read the entries of all ranks."""
-        self._team.tell("read", kind, [{"slots": slots.cpu()}] * (self._team.size - 1))
+        self._model.tell("read", kind, [{"slots": slots.cpu()}] * (self._team.size - 1))
         parts = [super().read(slots, kind), *(message.tensors for message in self._team.collect("entries"))]
         return {name: self._joined(name, [part[name] for part in parts]) for name in parts[0]}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor], kind: int = ROWS) -> None:
         told = [{"slots": slots.cpu(), **self._of_rank(rows, rank)} for rank in range(1, self._team.size)]
-        self._team.tell("write", kind, told)
+        self._model.tell("write", kind, told)
         super().write(slots, self._of_rank(rows, 0), kind)
 
     def copy_block(self, kind: int, source: int, target: int) -> None:
-        self._team.tell("copy", [kind, source, target])
+        self._model.tell("copy", [kind, source, target])
         super().copy_block(kind, source, target)
 
     def _of_rank(self, rows: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -180,22 +206,38 @@ class RankedPool(Pool):
         return whole
 
 
-def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
-    """Carry out the commands of rank 0 for ever: the process ends with it."""
-    pool, adapters = parts.pool, TakenAdapters(program, parts.config.program, lambda adapter: None)
+def follow(
+    follower: Follower,
+    parts: ModelParts,
+    program: Program,
+    load_beside: Callable[[Mapping[str, Any]], tuple[Program, Pool]],
+) -> NoReturn:
+    """Carry out the commands of rank 0 for ever: the process ends with it. load_beside: loads a layer beside the model,
+    of which later commands may be.
+    """
+    models = [(program, parts.pool)]
+    adapters = TakenAdapters(program, parts.config.program, lambda adapter: None)
     device = parts.weights.device
     while True:
-        name, facts, tensors = follower.next()
+        message = follower.next()
         try:
-            if name == "run":
-                program.run(_step(facts, pool, device, adapters))
-            elif name == COMMAND:
+            if message.name == "load":
+                models.append(load_beside(message.facts))
+                follower.send("ready")
+                continue
+            number, facts = message.facts
+            running, pool = models[number]
+            if message.name == "run":
+                step = _step(facts, pool, device, adapters)
+                step.given_TD = message.tensors["given"].to(device) if message.tensors else None
+                running.run(step)
+            elif message.name == COMMAND:
                 adapters.forget(facts)  # here, behind the steps that name them
-                threading.Thread(target=_take, args=(follower, adapters, facts, tensors), daemon=True).start()
-            elif name == "copy":
+                threading.Thread(target=_take, args=(follower, adapters, facts, message.tensors), daemon=True).start()
+            elif message.name == "copy":
                 pool.copy_block(*facts)
             else:
-                _entries(follower, pool, Message(name, facts, tensors), device)
+                _entries(follower, pool, Message(message.name, facts, message.tensors), device)
         except RankLost:
             follower.wait_for_end()
         except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 shows it)

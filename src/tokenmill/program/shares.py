@@ -83,6 +83,9 @@ def _own_rows(
         for matrix, count in others.items():
             shares = matrix_rows(matrix, scheme, ranks)
             yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
+    for matrix, count in (decoder.mtp.matrices if decoder.mtp is not None else Counter()).items():
+        shares = matrix_rows(matrix, scheme, ranks)
+        yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
     if decoder.config.tie_embeddings and scheme.is_plain:
         yield decoder.head, 1, len(table_rows(decoder.head.outputs, ranks)[rank])
     else:

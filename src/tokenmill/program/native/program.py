@@ -41,8 +41,8 @@ def _free(model: int, ranks: Ranks) -> None:
 
 
 class Native(Program, HandsOn):
-    """ops: the operations of the model, whose array the library reads. rank: the process, one of those that share the
-    memory of steps.
+    """ops: the operations of the model, whose array the library reads. rank: the process, one of several that share the
+    memory of steps. ranks: its side of the others.
     """
 
     build = ""
@@ -51,8 +51,8 @@ class Native(Program, HandsOn):
     def __init__(self, parts: ModelParts) -> None:
         source, pool, opened, config = parts.weights, parts.pool, parts.own, parts.config
         assert isinstance(opened, Opened), "every load opens them"
-        packed, self._ranks, rank = opened.packed, opened.ranks, opened.ranks.rank
-        self.rank, self._handed = rank, HandedAdapters(partial(self._ranks.ask, COMMAND))
+        packed, self.ranks, rank = opened.packed, opened.ranks, opened.ranks.rank
+        self.rank, self._handed = rank, HandedAdapters(partial(self.ranks.ask, COMMAND))
         shape, description = source.model, describe(source.model)
         self._pool, self._vocab_size = pool, shape.vocab_size
         if packed is None:
@@ -89,17 +89,18 @@ class Native(Program, HandsOn):
         )
         self._share_memory()
         self._place_threads(memory_nodes(), rank)
+        self.ranks.meet()
         self._start()
 
     def _share_memory(self) -> None:
         """Map the memory of steps that the ranks share, and have every step fail once one of the ranks has ended."""
-        if self._ranks.steps is None:
+        if self.ranks.steps is None:
             return
         lib = native_library.library()
-        self._shared = self._ranks.steps.map(lib.tm_shared_bytes(ctypes.byref(self._spec)))
+        self._shared = self.ranks.steps.map(lib.tm_shared_bytes(ctypes.byref(self._spec)))
         self._spec.shared = address = ctypes.addressof(ctypes.c_char.from_buffer(self._shared))
         shared = self._shared  # held for as long as the function may be called
-        self._ranks.on_end(lambda: lib.tm_lose(address) if len(shared) else None)
+        self.ranks.on_end(lambda: lib.tm_lose(address) if len(shared) else None)
 
     def _place_threads(self, nodes: list[list[int]], rank: Rank) -> None:
         """Divide the threads of all ranks among the memory nodes, where there are several."""
@@ -117,9 +118,9 @@ class Native(Program, HandsOn):
         self._call, self._why = native_structs.TmStep(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = self._made()
         if not self._model:
-            self._ranks.check()
+            self.ranks.check()
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
-        self._finalizer = weakref.finalize(self, _free, self._model, self._ranks)
+        self._finalizer = weakref.finalize(self, _free, self._model, self.ranks)
         forget_in_child(self)
 
     def _made(self) -> Any:
@@ -181,7 +182,7 @@ class Native(Program, HandsOn):
         given_TD = None if step.given_TD is None else step.given_TD.float().contiguous()
         call.hidden, call.given = (None if each is None else each.data_ptr() for each in (step.hidden_TD, given_TD))
         if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
-            self._ranks.check()
+            self.ranks.check()
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
 
@@ -191,10 +192,10 @@ class Native(Program, HandsOn):
             adapter.prepared["native"].note_ranks(addresses)
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
-        self._ranks.on_loss(call)
+        self.ranks.on_loss(call)
 
     def close(self) -> None:
-        self._ranks.end()
+        self.ranks.end()
 
     def forget(self) -> None:
         """Free nothing in a forked process, which has the memory without the threads: none can be joined there."""
