@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import cpp_builder
 from torch._inductor.utils import run_and_get_code
 
-from tests.tiny_models import HYBRIDS, KINDS, TINY, build, prompt, save
+from tests.tiny_models import HYBRIDS, KINDS, RARE, TINY, build, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 
@@ -86,12 +86,14 @@ def test_every_family_without_a_graph_break(family, models):
         ("llama", {"compile_phases": "both", "cache_format": "int8"}),
         ("mixtral", {"scheme": "q4"}),
         ("qwen3_5_text", {}),
+        ("gemma3n_text", {}),
+        ("gemma4_text", {}),
     ],
 )
 @pytest.mark.compiler
 def test_inductor_says_the_same(family, how, models):
     """One sequence alone: each further form is ten seconds of a compiler."""
-    path = save(family, models) if family in HYBRIDS else save_one_layer(family, models)
+    path = save(family, models) if family in (*HYBRIDS, *RARE) else save_one_layer(family, models)
     how = {"compile_phases": "decode", **how}
     plain = {name: value for name, value in how.items() if not name.startswith("compile")}
     texts = [

@@ -1,5 +1,5 @@
-"""Program compiled with layers that keep a state, several mixers in a layer, or latent rows: the texts, the logits and
-the states of the modules.
+"""Program compiled with layers that keep a state, several mixers in a layer, latent rows, or unequal layers of Gemma
+3n, Gemma 4 and MiMo: the texts, the logits and the states of the modules.
 
 Most is tried with `compile="no"`: the same functions of the same declared shapes, which nothing compiles.
 """
@@ -9,13 +9,13 @@ import torch
 from torch._dynamo.utils import counters
 
 from tests.program.asked import MEETS, Text, said, texts, told_in_sessions
-from tests.program.test_compiled import compiled, engine_for
+from tests.program.test_compiled import engine_for
 from tests.tiny_models import HYBRIDS, prompt, save
-from tokenmill.errors import ConfigError
 from tokenmill.program.compiled.micro_batches import DynamicShapes
 
-LAYERS = (*HYBRIDS, "falcon_h1", "deepseek_v2")
-"""Each kind of layer that keeps a state, beside attention or latent rows; two mixers in a layer; latent rows alone."""
+LAYERS = (*HYBRIDS, "falcon_h1", "deepseek_v2", "gemma3n_text", "gemma4_text", "mimo_v2_flash")
+"""Each kind of layer that keeps a state, beside attention or latent rows; two mixers in a layer; latent rows alone;
+streams, inputs of layers, rows that layers share, experts beside an MLP, heads of two sizes; narrow values."""
 
 EAGER = {"program": "eager"}
 UNCOMPILED = {"program": "compiled", "compile": "no", "compile_phases": "both"}
@@ -85,6 +85,17 @@ def test_it_meets_other_features(family, how, models, engine_of):
     assert how != "preempted" or ours.core.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("family", ["gemma3n_text-departures", "gemma4_text-small", "gemma4_text-experts"])
+def test_unequal_layers_in_codes_and_int8_rows(family, models):
+    """Several texts at once, with those of which another has computed the begin."""
+    how = {"scheme": "q8", "cache_format": "int8", "block_size": 4}
+    ours, theirs = (engine_for(save(family, models), **each, **how) for each in (UNCOMPILED, EAGER))
+    torch.testing.assert_close(ours.logits(TOKENS), theirs.logits(TOKENS))
+    assert texts(ours, max_new_tokens=6) == texts(theirs, max_new_tokens=6)
+    assert said(ours, TOKENS, 3) == said(theirs, TOKENS, 3)
+    assert said(ours, [*TOKENS, 5], 3) == (said(theirs, [*TOKENS, 5], 3)[0], 20)
+
+
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_state_at_the_end_of_a_block_is_found(family, models, engine_of, tmp_path):
     """By a later text, from memory and from disk, and it goes on as if nothing had been kept."""
@@ -104,19 +115,6 @@ def test_sessions_fork_and_go_on(family, models, tmp_path):
     assert told_in_sessions(ours, tmp_path / "ours") == told_in_sessions(theirs, tmp_path / "theirs")
 
 
-REFUSED = {
-    "gemma4_text": "does not compute values that are normed or keys, which layer 0 has",
-    "gemma3n_text": "does not compute",
-    "mimo_v2_flash": "does not compute values of another width than keys, which layer 0 has",
-}
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_what_few_families_have_is_refused_by_name(family, models):
-    with pytest.raises(ConfigError, match=f"program = 'compiled' .*{REFUSED[family]}"):
-        compiled(save(family, models))
-
-
 class Several:
     """A capture without a GPU, which computes a step several times, as CUDA graphs ask, before it is repeated."""
 
@@ -130,9 +128,7 @@ class Several:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mode"), [*zip(LAYERS, ["static", "dynamic", "static", "dynamic", "dynamic", "static"], strict=True)]
-)
+@pytest.mark.parametrize(("family", "mode"), [*zip(LAYERS, ["static", "dynamic", "dynamic"] * 3, strict=True)])
 def test_traced_once_for_each_shape_without_a_graph_break(family, mode, models):
     """Spans that leave other numbers of states are no other shape. What is recorded, tokens of several texts among
     them, changes no state while it is recorded.

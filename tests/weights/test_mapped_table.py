@@ -20,6 +20,7 @@ from tokenmill.hub.progress import Silent
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import other_dtypes, packed_facts, save_packed_model
 from tokenmill.model.per_layer import CODED, PerLayerInputs, numbers_in_file
+from tokenmill.program.adapted import _with_same_weights
 from tokenmill.program.native.weights import LAYOUT, Packed, Packing
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
@@ -133,6 +134,21 @@ def test_a_gguf_file(file, kind, dtype, program, tmp_path, monkeypatch):
         assert not numbers_in_file(load(path, dtype=dtype, program=program).model_config, dtype)
         return
     check_bits(path, monkeypatch, program=program, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+def test_compiled_code_looks_rows_up(file, kind, tmp_path, monkeypatch):
+    """Codes by an operation, which is no graph break."""
+    path = file if kind == "F32" else with_table(file, tmp_path / "y.gguf", gguf.GGMLQuantizationType[kind])
+    how = {"program": "compiled", "compile": "fullgraph", "compile_phases": "both", "compile_backend": "eager"}
+    check_bits(path, monkeypatch, dtype="float32", **how)
+
+
+def test_modules_with_adapters_share_the_mapping(models):
+    path = save("gemma4_text-small", models)
+    decoder = load(path, program="compiled", compile="no", dtype="float32").core.loaded.program.decoder
+    tables = [each.per_layer.embedding.table.rows.data_ptr() for each in (decoder, _with_same_weights(decoder))]
+    assert tables[0] == tables[1]
 
 
 def test_codes_that_are_not_decoded_by_rows_are_read(file, tmp_path):

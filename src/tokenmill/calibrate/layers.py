@@ -57,7 +57,7 @@ class LayerWalk:
         fill_small(self._decoder, self._weights)
         self._decoder.finish()
         self._step = _step(texts)
-        self._x_TD, self._angles = self._decoder.begin(self._step)
+        self._x_TD, self._angles, _ = self._decoder.begin(self._step)
 
     @property
     def hidden_TD(self) -> Tensor:

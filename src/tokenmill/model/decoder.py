@@ -145,8 +145,7 @@ class Decoder(nn.Module):
         self, step: Step, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
     ) -> Tensor:
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
-        x_TD, angles = self.begin(step)
-        x_TD, inputs = (x_TD, [{}] * len(angles)) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
+        x_TD, angles, inputs = self.begin(step)
         assert len(layers_kept) == self.num_kept, "each mixer has a layer of the cache"
         for layer, of_layer, layer_angles, more in zip(self.layers, self.kept_by, angles, inputs, strict=True):
             own = [layers_kept[number] for number in of_layer]
@@ -157,8 +156,8 @@ class Decoder(nn.Module):
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
 
-    def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
-        """Compute the input of the first layer, [T, D], and the angles of each layer."""
+    def begin(self, step: Step) -> tuple[Tensor, list[Angles | None], list[dict[str, Tensor]]]:
+        """Compute the input of the first layer, [T, D], the angles of each layer, and what it takes by name."""
         ids_T, size = step.token_ids_T, self.config.vocab_size
         if self.distance_bias is not None:
             step.bias = self.distance_bias
@@ -172,7 +171,9 @@ class Decoder(nn.Module):
         if self.type_embedding is not None:
             x_TD = x_TD + self.type_embedding(ids_T // size)
         x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "own" else x_TD
-        return x_TD, self.angles(step.positions_T)
+        angles = self.angles(step.positions_T)
+        x_TD, inputs = (x_TD, [{}] * len(angles)) if self.per_layer is None else self.per_layer(ids_T, x_TD)
+        return x_TD, angles, inputs
 
     def angles(self, positions_T: Tensor) -> list[Angles | None]:
         """Look up for each layer the rows of its rotary table; None where it has no rope."""

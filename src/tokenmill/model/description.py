@@ -67,8 +67,8 @@ SEVERAL, DISTANCES, UNEQUAL = "several mixers", "a bias of scores by distance", 
 BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
 STREAMS, SPARSE = "several streams of each token", "gates of which the largest are kept"
 BOTH_WAYS, NORMED_SUMS = "attention to later tokens", "norms of sums"
-RARITIES: tuple[str, ...] = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE)
-RARITIES += (BOTH_WAYS, NORMED_SUMS, DISTANCES, UNEQUAL)
+OF_DECODERS: tuple[str, ...] = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE, UNEQUAL)
+RARITIES = (*OF_DECODERS, BOTH_WAYS, NORMED_SUMS, DISTANCES)
 
 
 @dataclass(frozen=True)

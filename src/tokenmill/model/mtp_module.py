@@ -39,8 +39,7 @@ class MtpDecoder(Decoder):
         assert self.description.mtp is not None, "other models are plain decoders"
         self.mtp = MtpInputs(self.description.mtp, scheme, fused)
 
-    def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
-        """Compute the input of the layer and its angles."""
-        x_TD, angles = super().begin(step)
+    def begin(self, step: Step) -> tuple[Tensor, list[Angles | None], list[dict[str, Tensor]]]:
+        x_TD, *others = super().begin(step)
         assert isinstance(step, Step) and step.given_TD is not None, "the runner gives rows"
-        return self.mtp(x_TD, step.given_TD), angles
+        return self.mtp(x_TD, step.given_TD), *others

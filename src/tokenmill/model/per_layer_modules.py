@@ -36,6 +36,7 @@ class LayerInputs(nn.Module):
         self.inputs = inputs
         self.embedding = Embedding(inputs.vocab_size, inputs.width)
         self.projection, self.norm = make_linear(inputs.projection, scheme, fused), make_norm(inputs.norm, fused)
+        self.join = nn.ModuleList()  # the matrices behind the last layer
 
     def forward(self, token_ids_T: Tensor, x_TD: Tensor) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Compute the input of the first layer, and [T, P] for each layer, under the name by which a layer takes it."""

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
-from tokenmill.model.description import RARITIES, SEVERAL, describe
+from tokenmill.model.description import OF_DECODERS, RARITIES, describe
 from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
@@ -64,7 +64,7 @@ class EagerSpec(ProgramSpec):
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
     mixers = BUILT_IN
-    rarities = (SEVERAL,)
+    rarities = OF_DECODERS
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -73,8 +73,8 @@ class Checkpoint:
         """Name the dtype, or the type of GGUF, of a tensor whose rows `mapped` finds; empty for any other tensor."""
         return ""
 
-    def mapped(self, name: str) -> "tuple[Tensor, Any]":
-        """Map a tensor, of which mapped_as is known: its rows, and what decodes them, see mapped_table.py."""
+    def mapped(self, name: str) -> "Tensor":
+        """Map the rows of a tensor, of which mapped_as is known; see mapped_table.py."""
         raise NotImplementedError
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
@@ -159,8 +159,8 @@ class PlainCheckpoint(Checkpoint):
         is_mapped = stored.expert is None and stored.file.path.suffix == ".safetensors"
         return self.dtype_of(name) if is_mapped and len(self.shapes[name]) == 2 else ""
 
-    def mapped(self, name: str) -> "tuple[Tensor, Any]":
-        return self.read(name), None
+    def mapped(self, name: str) -> "Tensor":
+        return self.read(name)
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
         stored = self._stored[name]

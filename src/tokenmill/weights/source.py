@@ -79,7 +79,7 @@ class WeightSource:
         """Map a table that stays in its file, see PerLayerInputs.stays_in_file."""
         ((name, _, _),) = self._parts(parameter)
         with naming(self._checkpoint.path):
-            found = MappedTable(self._checkpoint.mapped_as(name), *self._checkpoint.mapped(name))
+            found = MappedTable(self._checkpoint.mapped_as(name), self._checkpoint.mapped(name))
         self._count(name)
         return found
 

@@ -42,7 +42,7 @@ class Padded(Attend):
             there_BL11 = (keys_L <= positions_BC[:, -1:])[..., None, None]
             k_BLKH, v_BLKH = torch.where(there_BL11, k_BLKH, 0), torch.where(there_BL11, v_BLKH, 0)
             out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape, sinks_N)
-        return out.reshape(q_TNH.shape).to(q_TNH.dtype)
+        return out.reshape(*q_TNH.shape[:2], -1).to(q_TNH.dtype)
 
 
 def _weights(scores: Tensor, sinks: Tensor | None, dim: int) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,12 +50,14 @@ class OneLayer(nn.Module):
         super().__init__()
         self.layer, self._kept, self._attend = layer, kept, attend
 
-    def forward(self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[list[Tensor]]) -> Tensor:
-        """Run the layer, [T, D] → [T, D], and write what each of its mixers keeps."""
+    def forward(
+        self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[list[Tensor]], more: dict[str, Tensor]
+    ) -> Tensor:
+        """Run the layer, [T, D] → [T, D], and write what each of its mixers keeps. more: its inputs by name."""
         positions_T, slots_T, keys_BL, states_B, saves_S2 = places
         step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0, states_B, saves_S2)
         kept = [kept_over(own, *tensors) for own, tensors in zip(self._kept, cache, strict=True)]
-        out_TD: Tensor = self.layer(x_TD, angles, step, self._attend, *kept)
+        out_TD: Tensor = self.layer(x_TD, angles, step, self._attend, *kept, **more)
         return out_TD
 
 
@@ -118,16 +120,17 @@ def _exports(
     layers = [known.setdefault(_kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
     exports = []
     for kind in kinds:
-        x_TD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
+        step = _example_step(decoder, kind)
+        begun = decoder.begin(cast("Any", step))  # which has the fields that are read
         for number in range(len(known)):
             index = layers.index(number)
             kept = [pool.layers[own] for own in decoder.kept_by[index]]
             layer = OneLayer(decoder.layers[index], kept, attend)
-            inputs = _layer_inputs(x_TD, decoder, index, kept, kind)
+            inputs = _layer_inputs(step, begun, index, kept, kind)
             exports.append(ExportedPart(f"layer-{kind}-{number}", layer, *inputs))
         if kind != "chunk":
             rows = {0: Dim("rows", min=2)} if kind == "many" else None
-            exports.append(ExportedPart(f"end-{kind}", End(decoder), (x_TD,), (rows,)))
+            exports.append(ExportedPart(f"end-{kind}", End(decoder), begun[:1], (rows,)))
     return layers, exports
 
 
@@ -138,26 +141,32 @@ def _kind_of(layer: Layer) -> Hashable:
     return layer.description, str((bits, stored))
 
 
+def _example_step(decoder: Decoder, kind: str) -> PaddedStep:
+    count = EXAMPLE[kind]
+    positions_T = torch.arange(count, device=decoder.embedding.weight.device)
+    keys_BL = positions_T.new_zeros(count if kind == "many" else 1, KEYS)
+    places = torch.zeros_like(positions_T), positions_T, positions_T.clone(), keys_BL
+    states = saves = None
+    if states_of(decoder.description):
+        states, saves = keys_BL.new_zeros(len(keys_BL)), positions_T.new_ones(SAVES if kind == "chunk" else count, 2)
+    return PaddedStep(*places, None, count, states, saves)
+
+
 def _layer_inputs(
-    x_TD: Tensor, decoder: Decoder, index: int, kept: Sequence[LayerKept], kind: str
+    step: PaddedStep, begun: tuple[Tensor, Any, Any], index: int, kept: Sequence[LayerKept], kind: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Make example inputs of OneLayer, and say which of their sizes are dynamic."""
-    positions_T = torch.arange(len(x_TD), device=x_TD.device)
-    angles = decoder.angles(positions_T)[index]
-    keys_BL = positions_T.new_zeros(len(x_TD) if kind == "many" else 1, KEYS)
+    """Make example inputs of OneLayer, and say which of their sizes are dynamic. begun: what Decoder.begin made."""
+    x_TD, (angles, more) = begun[0], (each[index] for each in begun[1:])
     tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
     length, several = Dim("length", min=2), tokens if kind == "many" else None
     keys = {1: length} if several is None else {**several, 1: length}
-    states = saves = saved = None
-    if states_of(decoder.description):
-        states, saved = keys_BL.new_zeros(len(keys_BL)), {0: Dim("saves", min=2)} if kind == "chunk" else several
-        saves = positions_T.new_ones(SAVES if kind == "chunk" else len(x_TD), 2)
+    saved = None if step.states_B is None else {0: Dim("saves", min=2)} if kind == "chunk" else several
     slots = [{0: Dim("states" if isinstance(own, LayerStates) else "slots", min=2)} for own in kept]
     sizes = [[slot] * len(own.tensors) for slot, own in zip(slots, kept, strict=True)]
-    places = (positions_T, positions_T.clone(), keys_BL, states, saves)
-    inputs = (x_TD, angles, places, [list(own.tensors) for own in kept])
-    of_places = (tokens, tokens, keys, None if states is None else several, saved)
-    return inputs, (tokens, None if angles is None else (tokens, tokens), of_places, sizes)
+    places = (step.positions_T, step.slots_T, step.keys_BL, step.states_B, step.saves_S2)
+    inputs = (x_TD, angles, places, [list(own.tensors) for own in kept], more)
+    of_places = (tokens, tokens, keys, None if step.states_B is None else several, saved)
+    return inputs, (tokens, None if angles is None else (tokens, tokens), of_places, sizes, dict.fromkeys(more, tokens))
 
 
 @torch.no_grad()

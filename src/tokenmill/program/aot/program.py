@@ -1,8 +1,8 @@
 """Program aot: the layers compiled ahead of time, from a package on disk. No compiler is imported.
 
 The parts of the forward that a package has code for are a layer, and what follows the last one. Weights are inputs of a
-part, so that one code serves all layers of one kind, and code and weights lie apart. Before the first layer there are
-only lookups, which run as plain modules, as do steps that the package has no code for.
+part, so that one code serves all layers of one kind, and code and weights lie apart. What stands before the first
+layer, mostly lookups, runs as plain modules, as do steps that the package has no code for.
 """
 
 from collections.abc import Mapping
@@ -44,13 +44,13 @@ class Aot(MicroBatched):
 
     def _run_code(self, kind: str, inputs: Inputs, cache: Cache) -> Tensor:
         step, code = inputs.padded(self.block_size), self._package.code
-        x_TD, angles = self.decoder.begin(cast("Any", step))  # which has the fields that are read
+        x_TD, angles, inputs_of = self.decoder.begin(cast("Any", step))  # which has the fields that are read
         places = [step.positions_T, step.slots_T, step.keys_BL, step.states_B, step.saves_S2]
         there = [each for each in places if each is not None]
-        layers = zip(self._package.layers, angles, self.decoder.kept_by, self._layer_weights, strict=True)
-        for number, layer_angles, kept_by, weights in layers:
-            kept = [tensor for own in kept_by for tensor in cache[own]]
-            given = [x_TD, *(layer_angles or ()), *there, *kept, *weights]
+        own = self.decoder.kept_by, inputs_of, self._layer_weights
+        for number, layer_angles, kept_by, more, weights in zip(self._package.layers, angles, *own, strict=True):
+            kept = [tensor for layer in kept_by for tensor in cache[layer]]
+            given = [x_TD, *(layer_angles or ()), *there, *kept, *more.values(), *weights]
             (x_TD,) = code[f"layer-{kind}-{number}.pt2"].run(given)
         x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
         name = f"end-{'one' if len(x_RD) == 1 else 'many'}.pt2"
@@ -65,6 +65,7 @@ class End(nn.Module):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
+        self.join = None if decoder.per_layer is None else decoder.per_layer.join
         self.norm, self.head = decoder.norm, decoder.head or decoder.embedding
         self._decoder = [decoder]  # no submodule: its layers do not belong here
 

@@ -113,8 +113,8 @@ class GGUFCheckpoint(Checkpoint):
         kind = self.infos[name].type
         return FLOATS.get(kind) or (kind.name if kind.name in CODED else "")
 
-    def mapped(self, name: str) -> "tuple[Tensor, Any]":
-        found: tuple[Tensor, Any] = lookup(TENSOR_READERS, "gguf", "model").mapped(self, name)
+    def mapped(self, name: str) -> "Tensor":
+        found: Tensor = lookup(TENSOR_READERS, "gguf", "model").mapped(self, name)
         return found
 
     def tokenizer(self) -> Tokenizer | None:

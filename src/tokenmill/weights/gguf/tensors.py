@@ -1,8 +1,6 @@
 """The tensors of a GGUF file, dequantised or as codes."""
 
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 import gguf
 import numpy as np
@@ -65,13 +63,11 @@ def _codes(checkpoint: GGUFCheckpoint, info: TensorInfo) -> Stored:
     return round_to_nearest(load(checkpoint, info, torch.float32), 8, quick=True)
 
 
-def mapped(checkpoint: GGUFCheckpoint, name: str) -> tuple[Tensor, Any]:
+def mapped(checkpoint: GGUFCheckpoint, name: str) -> Tensor:
     """See Checkpoint."""
     info = checkpoint.infos[name]
     rows = torch.from_numpy(checkpoint.mapped_bytes(info))
-    if info.type in FLOATS:
-        return rows.view(getattr(torch, FLOATS[info.type])), None
-    return rows, partial(_dequantised, kind=info.type)
+    return rows.view(getattr(torch, FLOATS[info.type])) if info.type in FLOATS else rows
 
 
 def load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Tensor:
@@ -88,6 +84,11 @@ def load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Te
         what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
         raise CheckpointError(f"{checkpoint.path}: {what}") from None
     return values.reshape(shape)
+
+
+def dequantised(rows: NDArray[np.uint8], kind: str) -> Tensor:
+    """Decode rows of codes of the type of that name, into float32."""
+    return _dequantised(rows, gguf.GGMLQuantizationType[kind])
 
 
 def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:
