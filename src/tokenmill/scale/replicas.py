@@ -278,9 +278,9 @@ STORE_BYTES = 100 * 2**20  # requests and answers are small; Ray's default is 30
 
 @contextmanager
 def replicas(setup: Setup, number: int, num_cpus: int | None = None) -> Iterator[ServeFleet]:
-    """Run this many replicas on this machine alone, until the end of this context; then Ray ends too. A SystemExit, as a
-    second signal raises it, waits for none of their texts. num_cpus: what Ray counts of this machine, by default as
-    many as the replicas need.
+    """Run this many replicas on this machine alone, until the end of this context; then Ray ends too. A SystemExit, as
+    by a second signal, waits for no texts. num_cpus: what Ray counts of this machine, by default as many as the
+    replicas need.
     """
     with _local_ray(num_cpus or number * (setup.engine.threads or 1)):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a line for each request that is refused
