@@ -110,14 +110,21 @@ def running(command, port, log):
         one.http.close()
 
 
-@pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    """`tokenmill serve --replicas 2`."""
-    folder, port = tmp_path_factory.mktemp("server"), unused_port()
+@contextmanager
+def two_replicas(model, folder, *more):
+    """`tokenmill serve --replicas 2`, with further options."""
+    port = unused_port()
     command = [sys.executable, "-m", "tokenmill", "serve", model, "--replicas", "2", "--threads", "1"]
     command += ["--port", str(port), "--dtype", "float32", "--served-model-name", "slow", "--max-sequences", "6"]
-    with running([*command, "--session-dir", str(folder)], port, folder / "log") as one:
+    with running([*command, *more], port, folder / "log") as one:
         one.wait_ready()
+        yield one
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    with two_replicas(model, folder, "--session-dir", str(folder)) as one:
         yield one
 
 
@@ -235,6 +242,38 @@ def test_the_end_lets_streams_end_and_leaves_no_process(server, solo):
         assert stream.result() == solo(body)
     assert server.child.wait(60) == 0
     wait_until(lambda: not any(map(is_there, pids)))
+
+
+@pytest.mark.parametrize("drain_s", [600, 0], ids=["while it drains", "while the replicas end"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_waits_for_no_text(number, code, drain_s, model, tmp_path):
+    """Not even for a step that hangs: the replicas' processes are stopped in the midst of a text."""
+    with two_replicas(model, tmp_path, "--shutdown-timeout", str(drain_s)) as one:
+        pids = [pid for pid, _ in below(one.child.pid)]
+        with one.http.stream("POST", "/v1/completions", json=body_of(0) | {"max_tokens": 1500, "stream": True}) as text:
+            lines = text.iter_lines()  # kept: the end of an iterator is the client's
+            next(lines)
+            stopped = one.replicas()
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            one.child.send_signal(number)
+            if drain_s:
+                wait_until(lambda: httpx2.get(f"{one.url}/ready", trust_env=False).status_code == 503)
+            else:
+                assert "shut down before this request had ended" in "".join(lines)
+                wait_until(lambda: not is_open(one.url))
+            one.child.send_signal(number)
+            assert one.child.wait(60) == code
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: not any(map(is_there, pids)))
+
+
+def is_open(url):
+    with suppress(httpx2.TransportError):
+        return httpx2.get(f"{url}/ready", trust_env=False).status_code > 0
+    return False
 
 
 @pytest.mark.long

@@ -278,8 +278,9 @@ STORE_BYTES = 100 * 2**20  # requests and answers are small; Ray's default is 30
 
 @contextmanager
 def replicas(setup: Setup, number: int, num_cpus: int | None = None) -> Iterator[ServeFleet]:
-    """Run this many replicas on this machine alone, until the end of this context; then Ray ends too. num_cpus: what
-    Ray counts of this machine, by default as many as the replicas need.
+    """Run this many replicas on this machine alone, until the end of this context; then Ray ends too. A SystemExit, as
+    by a second signal, waits for no texts. num_cpus: what Ray counts of this machine, by default as many as the
+    replicas need.
     """
     with _local_ray(num_cpus or number * (setup.engine.threads or 1)):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a line for each request that is refused
@@ -290,11 +291,16 @@ def replicas(setup: Setup, number: int, num_cpus: int | None = None) -> Iterator
             handle = serve.run(mill(setup, number), name=NAME, route_prefix=None, logging_config=logging_config)
         except RuntimeError as error:
             raise TokenmillError(f"the replicas did not start: {error}") from None
+        waits = True
         try:
             yield ServeFleet(handle)
+        except SystemExit:
+            waits = False
+            raise
         finally:
             with suppress(Exception):  # Ray may be gone already
-                serve.shutdown()
+                if waits:
+                    serve.shutdown()
 
 
 @contextmanager

@@ -1,9 +1,12 @@
 """`tokenmill serve` of one model, in this process or in replicas of it."""
 
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from tokenmill.cli.models import check_model, load_engine, read_model_config, read_template
 from tokenmill.cli.process.display import progress_on_stderr, remark
@@ -94,6 +97,7 @@ def serve_replicas(
         progress.stage(f"starting {number} replicas")
         from tokenmill.scale.gate import GateServer
         from tokenmill.scale.replicas import Setup, replicas
+    signal.signal(signal.SIGTERM, _end)  # while the replicas start and end; between them the server has its own
     with replicas(Setup(fitted, options, number, chat_template=template), number) as fleet:
         warn_if_open(taken, options, address)
         if not quiet:
@@ -101,6 +105,10 @@ def serve_replicas(
             remark(f"{options.name} at {address.url}: {number} replicas, each with {each}; Ctrl-C ends")
         GateServer(fleet, taken, options, None if quiet else remark).serve_to_end()
     return True
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def warn_if_open(taken: socket, options: "Options", address: "Address") -> None:
