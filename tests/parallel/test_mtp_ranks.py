@@ -74,13 +74,13 @@ def test_texts_are_those_without_drafts(name, models, in_threads, tmp_path):
 @pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("name", [NAME, "glm4_moe", "deepseek_v3"])
 def test_ranks_that_are_processes(name, program, models, tmp_path):
-    path = save_with_mtp(name, models)
+    path, before = save_with_mtp(name, models), ranks_of(os.getpid())
     compare(path, tmp_path, program, **OWN)
     with closing(load(path, program=program, tensor_parallel=2, **DRAFTING)) as engine:
         made = recorded(engine)
         engine.generate(GIVEN, **GREEDY)
         check(name, made, mtp_models.drafts)
-    assert ranks_of(os.getpid()) == []
+    assert {*ranks_of(os.getpid())} <= {*before}
 
 
 @pytest.mark.slow
@@ -93,10 +93,10 @@ def test_everything_at_once(program, models, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
 def test_a_rank_that_is_killed_ends_every_request(program, models):
-    before = {*ranks_of(os.getpid())}
+    before = ranks_of(os.getpid())  # of engines that are not collected yet
     engine = load(save_with_mtp(NAME, models), program=program, tensor_parallel=2, **DRAFTING)
     engine.generate(GIVEN, **GREEDY)
-    (other,) = pids(engine) if program == "eager" else {*ranks_of(os.getpid())} - before
+    (other,) = pids(engine) if program == "eager" else {*ranks_of(os.getpid())}.difference(before)
     os.kill(other, signal.SIGKILL)
     with pytest.raises(RankLost, match="rank 1"):
         while True:
