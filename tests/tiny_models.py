@@ -858,9 +858,9 @@ UNLIKE = ("laguna", "mimo_v2_flash")
 """Families whose attention no other has: query heads by layer with gates of a matrix of their own, and values of
 another width than keys. The laws try them by default, as they try those of KINDS."""
 
-_RARE = ("gemma3n", "gemma4", "falcon_h1")
+_RARE = ("gemma4", "falcon_h1")
 DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(_RARE)]
-"""The models that ranks of every program compute: program eager in ranks refuses what few families have."""
+"""The models that ranks of every program compute: eager divides neither several mixers nor one kv head of Gemma 4."""
 
 RARE = ["gemma3n_text", "gemma4_text", "falcon_h1"]
 """Families that between them have all that few have."""

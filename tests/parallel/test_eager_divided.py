@@ -7,7 +7,7 @@ from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.marks import covering
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
-from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, UNLIKE, build, prompt, save
+from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, UNLIKE, VOCABULARY, build, prompt, save
 from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
@@ -32,6 +32,7 @@ SETTINGS = {
     "int8 rows": {"cache_format": "int8"},
     "blocks": {"block_size": 8, "cache_tokens": 400},
 }
+GEMMAS = ("gemma3n_text", "gemma4_text")
 MORE_GROUPS = [(1, (2, 3, 4)), (6, (2, 3))]
 
 
@@ -63,6 +64,36 @@ def test_every_kind_of_arithmetic(name, models):
 def test_what_few_families_have(name, models):
     """Products within bounds; gates of a matrix of their own; values of another width than keys, multiplied."""
     check(save(name, models), sizes=(2,))
+
+
+def save_divisible(name, folder):
+    """A tiny model of that name; full layers of Gemma 4 have as many kv heads as two ranks need."""
+    path = folder / f"{name}-divisible"
+    if not path.exists():
+        kind, numbers = TINY[name]
+        more = {"num_global_key_value_heads": 2} if kind.startswith("gemma4") else {}
+        build(kind, numbers | more).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("name", [*GEMMAS, "gemma3n_text-departures", "gemma4_text-small"])
+def test_streams_inputs_of_layers_and_rows_that_layers_share(name, models):
+    """And heads of two sizes, values that are keys, experts beside an MLP."""
+    check(save_divisible(name, models), sizes=(2,))
+
+
+def test_the_table_of_inputs_of_layers_is_divided_where_it_is_in_memory(models):
+    """Each rank looks up tokens of its own rows, and tokens behind the end of the table."""
+    path = save("gemma3n_text-departures", models)
+    check(path, sizes=(2,), dtype="float16", scheme="dense")
+    tables = [runner.program.decoder.per_layer.embedding for runner in Threads(path, 2, dtype="float16").runners]
+    assert [len(table.rows) for table in tables] == [96, VOCABULARY - 20 - 96]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", [pytest.param(GEMMAS[0], marks=pytest.mark.slow), GEMMAS[1]])
+def test_unequal_layers_with_every_kind_of_storage(name, settings, models):
+    check(save_divisible(name, models), sizes=(2,), **settings)
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, "mamba2"])
@@ -104,7 +135,7 @@ def test_every_kind_of_storage(settings, large):
     covering(
         [
             *"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(),
-            *("laguna", "mimo_v2_flash-departures", *HYBRIDS),
+            *("laguna", "mimo_v2_flash-departures", "gemma3n_text", "gemma4_text-small", *HYBRIDS),
         ],
         [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}],
         ["llama-mha-tied", "gpt_oss"],
@@ -148,6 +179,8 @@ def test_a_rank_has_its_share_alone(large):
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
+        ("gemma4_text", {"tensor_parallel": 2}, "gives each rank a kv head, and this model has 1 kv head for"),
+        ("falcon_h1", {"tensor_parallel": 2}, "does not compute several mixers in 2 ranks, which layer 0 has"),
         ("llama", {"tensor_parallel": 3}, "gives each rank a kv head, and this model has 2 kv heads"),
         ("gpt_bigcode", {"tensor_parallel": 2}, "gives each rank a kv head, and this model has 1 kv head for"),
         (

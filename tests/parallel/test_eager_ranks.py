@@ -53,7 +53,7 @@ def texts(engine, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*HYBRIDS, "mamba2"])
+@pytest.mark.parametrize("family", [*HYBRIDS, "mamba2", "gemma3n_text", "gemma4_text-small"])
 def test_states_and_their_snapshots_are_those_of_one_process(family, models, tmp_path):
     path, found, files = save(family, models), [], []
     for size in (1, 2):
@@ -76,7 +76,7 @@ def test_states_and_their_snapshots_are_those_of_one_process(family, models, tmp
 @pytest.mark.parametrize(
     ("family", "settings"),
     covering(
-        HYBRIDS,
+        [*HYBRIDS, "gemma3n_text", "gemma4_text-small"],
         [{"speculate": "suffix"}, {"async_scheduling": "on"}],
         ids=["suffix", "async"],
         marks=pytest.mark.slow,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tokenmill.model.beside_module import MixtureBeside
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.experts import MoE
 from tokenmill.model.layers import MLP
@@ -28,7 +29,7 @@ from tokenmill.program.shares import computed_rows, matrix_rows, table_rows
 from tokenmill.quant.matrix import Matrix, make_matrix, product
 from tokenmill.quant.stored import Stored
 from tokenmill.quant.ways import finish_products
-from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
+from tokenmill.weights.load import RETURNED, empty_decoder, fill_small, map_table
 from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memory
 
 OWN_ROWS = "own_rows"
@@ -131,7 +132,8 @@ def load_share(
     """
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
     matrices = {module for module in decoder.modules() if isinstance(module, Matrix)}
-    fill_small(decoder, source, but={decoder.embedding, *matrices})
+    tables = {decoder.embedding, *([] if decoder.per_layer is None else [decoder.per_layer.embedding])}
+    fill_small(decoder, source, but={*tables, *matrices})
     shares = _Divider(decoder, source, group).divide(lent)
     shares.sort(key=lambda each: -sum(map(len, each.rows)) * _inputs(each.matrix))
     for number, share in enumerate(shares):  # the largest first, while most memory is free
@@ -190,30 +192,45 @@ class _Divider:
             if isinstance(layer.mlp, MLP):
                 self._mlp(number, "mlp", layer.mlp)
             elif isinstance(layer.mlp, MoE):
-                self._mixture(number, layer.mlp)
+                self._mixture(number, "mlp", layer.mlp)
+            elif isinstance(layer.mlp, MixtureBeside):
+                self._mlp(number, "mlp.dense", layer.mlp.dense)
+                self._mixture(number, "mlp.mixture", layer.mlp.mixture)
+            self._inputs(number, layer.per_layer, layer.description.per_layer)
+        self._inputs(None, decoder.per_layer, decoder.description.per_layer)
 
     def _embedding(self) -> None:
-        rows = self._table[self._group.rank]
-        parts = self._source.matrix(None, EMBEDDING, rows)
-        values = torch.cat([part.values().to(self._source.dtype) for part in parts])
+        source, rows = self._source, self._table[self._group.rank]
+        parts = source.matrix(None, EMBEDDING, rows)
+        values = torch.cat([part.values().to(source.dtype) for part in parts])
         self._decoder.embedding = DividedEmbedding(values, rows, self._group)  # type: ignore[assignment]
+        inputs = self._decoder.description.per_layer
+        if inputs is not None and not map_table(self._decoder, source):
+            rows = table_rows(inputs.vocab_size, self._group.size)[self._group.rank]
+            values = source.tensor("per_layer.embedding.weight")[rows.start : rows.stop].clone()
+            self._decoder.per_layer.embedding = DividedEmbedding(values, rows, self._group)
+
+    def _inputs(self, layer: int | None, module: Any, block: Any) -> None:
+        """Divide the matrices of inputs of layers."""
+        for role in {} if block is None else block.roles():
+            module.set_submodule(role, self._rows(layer, f"per_layer.{role}", module.get_submodule(role)))
 
     def _mlp(self, layer: int, role: str, mlp: MLP) -> None:
         mlp.up = self._rows(layer, f"{role}.up", mlp.up)
         mlp.down = self._rows(layer, f"{role}.down", mlp.down)
 
-    def _mixture(self, layer: int, moe: MoE) -> None:
-        moe.router = self._rows(layer, "mlp.router", moe.router)
+    def _mixture(self, layer: int, role: str, moe: MoE) -> None:
+        moe.router = self._rows(layer, f"{role}.router", moe.router)
         if moe.latent_in is not None and moe.latent_out is not None:
-            moe.latent_in = self._rows(layer, "mlp.latent_in", moe.latent_in)
-            moe.latent_out = self._rows(layer, "mlp.latent_out", moe.latent_out)
+            moe.latent_in = self._rows(layer, f"{role}.latent_in", moe.latent_in)
+            moe.latent_out = self._rows(layer, f"{role}.latent_out", moe.latent_out)
         for number, expert in enumerate(moe.experts):
             assert isinstance(expert, MLP)
-            self._mlp(layer, f"mlp.experts.{number}", expert)
+            self._mlp(layer, f"{role}.experts.{number}", expert)
         if moe.shared is not None:
-            self._mlp(layer, "mlp.shared", moe.shared)
+            self._mlp(layer, f"{role}.shared", moe.shared)
         if moe.shared_gate is not None:
-            moe.shared_gate = self._rows(layer, "mlp.shared_gate", moe.shared_gate)
+            moe.shared_gate = self._rows(layer, f"{role}.shared_gate", moe.shared_gate)
 
     def _rows(self, layer: int | None, role: str, matrix: Matrix) -> Matrix:
         """Divide the rows of a matrix, unless every rank has all of them."""

@@ -76,7 +76,7 @@ def _attention(block: AttentionBlock, rank: int, ranks: int) -> MixerShare:
     heads = times(kv_heads, block.num_heads // block.num_kv_heads)
     q, k, v = times(heads, block.head_dim), times(kv_heads, block.head_dim), times(kv_heads, block.value_dim)
     gates = [q, shifted(q, block.out.inputs)] if block.gated else [q]  # before Q
-    parts = [gates, [k], [v]]
+    parts = [gates, [k], [v]][: len(block.qkv.parts)]  # without values that are keys, or rows of another layer
     own = replace(
         block,
         num_heads=len(heads),
@@ -88,7 +88,8 @@ def _attention(block: AttentionBlock, rank: int, ranks: int) -> MixerShare:
     for (role, norm), of_role in zip(block.norms.items(), (heads, kv_heads), strict=False):
         kinds = {"weight": norm.weight, "bias": norm.bias}
         vectors |= {f"{role}.{kind}": [of_role] for kind, is_there in kinds.items() if is_there and norm.heads > 1}
-    return MixerShare(own, {"qkv": part_rows(block.qkv.parts, parts)}, vectors, [Cut(1, [kv_heads])])
+    cuts = [Cut(1, [kv_heads])] if block.source is None else []
+    return MixerShare(own, {"qkv": part_rows(block.qkv.parts, parts)}, vectors, cuts)
 
 
 def _gated_attention(block: GatedAttentionBlock, rank: int, ranks: int) -> MixerShare:

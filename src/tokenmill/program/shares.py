@@ -11,6 +11,7 @@ from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import DecoderDescription, describe
+from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.parallel.division import divide, divide_rows, whole_tiles
 from tokenmill.program.mixer_shares import share_of
 from tokenmill.quant.schemes import Scheme
@@ -62,6 +63,8 @@ def _bytes_of(decoder: DecoderDescription, dtype: str, scheme: Scheme, rank: int
         found += count * num_rows * matrix.bias * (bias_size if is_rounded else itemsize)
     table = len(table_rows(model.vocab_size, ranks)[rank])
     found += table * model.hidden_size * itemsize
+    if model.per_layer is not None and not numbers_in_file(model, dtype):
+        found += len(table_rows(model.per_layer.vocab_size, ranks)[rank]) * model.per_layer.width * itemsize
     if model.tie_embeddings and scheme.is_plain:
         found -= table * model.hidden_size * itemsize  # the head is the embedding itself
     return found + itemsize * (_replicated(decoder) + _count_vectors(decoder, rank, ranks))
@@ -72,7 +75,9 @@ def _own_rows(
 ) -> Iterator[tuple[Projection, int, int]]:
     """Yield every matrix, the number of such matrices, and how many of its rows this rank has."""
     for layer in decoder.layers:
-        others = Counter() if layer.mlp is None else layer.mlp.matrices
+        others = Counter[Projection]()
+        for half in (layer.mlp, layer.per_layer):
+            others += Counter() if half is None else half.matrices
         for mixer in layer.mixers:
             own = share_of(mixer, rank, ranks).rows
             for role, matrix in mixer.matrices.items():
@@ -80,17 +85,23 @@ def _own_rows(
                     yield matrix, 1, sum(map(len, computed_rows(matrix, own[role], scheme)))
                 else:
                     others[matrix] += 1
-        for matrix, count in others.items():
-            shares = matrix_rows(matrix, scheme, ranks)
-            yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
-    for matrix, count in (decoder.mtp.matrices if decoder.mtp is not None else Counter()).items():
-        shares = matrix_rows(matrix, scheme, ranks)
-        yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
+        yield from _divided(others, scheme, rank, ranks)
+    if decoder.per_layer is not None:
+        yield from _divided(decoder.per_layer.matrices, scheme, rank, ranks)
+    if decoder.mtp is not None:
+        yield from _divided(decoder.mtp.matrices, scheme, rank, ranks)
     if decoder.config.tie_embeddings and scheme.is_plain:
         yield decoder.head, 1, len(table_rows(decoder.head.outputs, ranks)[rank])
     else:
-        shares = matrix_rows(decoder.head, scheme, ranks)
-        yield decoder.head, 1, decoder.head.outputs if shares is None else len(shares[rank])
+        yield from _divided(Counter([decoder.head]), scheme, rank, ranks)
+
+
+def _divided(
+    matrices: Counter[Projection], scheme: Scheme, rank: int, ranks: int
+) -> Iterator[tuple[Projection, int, int]]:
+    for matrix, count in matrices.items():
+        shares = matrix_rows(matrix, scheme, ranks)
+        yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
 
 
 def _replicated(decoder: DecoderDescription) -> int:
@@ -98,7 +109,8 @@ def _replicated(decoder: DecoderDescription) -> int:
     counts = count_parameters(decoder.config)
     matrices = sum(matrix.num_parameters * count for matrix, count in decoder.matrices.items())
     head = decoder.head.num_parameters if decoder.config.tie_embeddings else 0  # counted once, as the embedding
-    return sum(counts.values()) + head - matrices - counts["embedding"] - _count_vectors(decoder, 0, 1)
+    tables = counts["embedding"] + counts["inputs"]
+    return sum(counts.values()) + head - matrices - tables - _count_vectors(decoder, 0, 1)
 
 
 def _count_vectors(decoder: DecoderDescription, rank: int, ranks: int) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import UNEQUAL, DecoderDescription, describe
+from tokenmill.model.description import OF_DECODERS, DecoderDescription, describe
 from tokenmill.quant.schemes import Scheme, find_scheme
 from tokenmill.registry import PROGRAMS, SCHEMES, help_of, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
@@ -35,7 +35,7 @@ class ProgramSpec(Protocol):
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
     mixers: Collection[str] = ("attention",)  # the first halves of layers that it computes
     rarities: Collection[str] = ()  # what it computes of LayerDescription.rarities
-    in_ranks: Collection[str] = (UNEQUAL,)  # what of these in several ranks
+    in_ranks: Collection[str] = OF_DECODERS  # what of these in several ranks
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
-from tokenmill.model.description import OF_DECODERS, RARITIES, describe
+from tokenmill.model.description import OF_DECODERS, RARITIES, SEVERAL, describe
 from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
@@ -18,6 +18,7 @@ from tokenmill.settings.engine_config import DTYPES, EngineConfig
 class EagerSpec(ProgramSpec):
     mixers: Collection[str] = MIXERS
     rarities: Collection[str] = RARITIES
+    in_ranks = frozenset(OF_DECODERS) - {SEVERAL}  # a Mamba 2 without a norm, or with its norm before the gate
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -29,8 +29,7 @@ def load_decoder(
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
     if lent is not None:
         decoder.embedding, decoder.head = lent.embedding, lent.head
-    if numbers_in_file(source.model, str(source.dtype).removeprefix("torch.")):
-        decoder.per_layer.embedding = MappedRows(source.table("per_layer.embedding.weight"), source.dtype)
+    map_table(decoder, source)
     shared: set[nn.Module] = set() if lent is None else {lent.embedding, *([] if lent.head is None else [lent.head])}
     fill_small(decoder, source, shared)
     is_tied = source.model.tie_embeddings  # then the head has no tensors of its own, and comes last
@@ -51,6 +50,13 @@ def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused
     make: type[Decoder] = Decoder if is_plain else lookup(MLPS, MtpInput.name, "mlp", computes=True)
     with torch.device("meta"):
         return make(config, scheme, num_positions, fused).eval().requires_grad_(False)
+
+
+def map_table(decoder: Decoder, source: WeightSource) -> bool:
+    """Have a decoder look the inputs of its layers up in the file, if it can; tell whether it does."""
+    if is_mapped := numbers_in_file(source.model, str(source.dtype).removeprefix("torch.")) > 0:
+        decoder.per_layer.embedding = MappedRows(source.table("per_layer.embedding.weight"), source.dtype)
+    return is_mapped
 
 
 def fill_small(decoder: Decoder, source: WeightSource, but: Collection[nn.Module] = ()) -> None:

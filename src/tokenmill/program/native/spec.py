@@ -9,14 +9,7 @@ from tokenmill.kernels.devices import kind_of
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
-from tokenmill.model.description import (
-    BOTH_WAYS,
-    DISTANCES,
-    NORMED_SUMS,
-    RARITIES,
-    DecoderDescription,
-    describe,
-)
+from tokenmill.model.description import RARITIES, DecoderDescription, describe
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import CODED, bytes_in_file, numbers_in_file
 from tokenmill.parallel.division import ALONE, Rank
@@ -38,15 +31,10 @@ ACTIVATIONS = {
 }
 
 
-OF_ENCODERS = {BOTH_WAYS, NORMED_SUMS, DISTANCES}
-"""What encoders alone have, which several ranks were never tried with."""
-
-
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
     mixers = BUILT_IN
     rarities = RARITIES
-    in_ranks = frozenset(RARITIES) - OF_ENCODERS
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
