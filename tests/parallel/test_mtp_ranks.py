@@ -21,7 +21,7 @@ from tests.tiny_models import prompt, save
 from tokenmill import load
 from tokenmill.engine import mtp
 from tokenmill.engine.text_rows import ROWS
-from tokenmill.errors import CheckpointError, RankLost
+from tokenmill.errors import CheckpointError, ConfigError, RankLost
 from tokenmill.loader import ranks
 
 SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_length": 96, "threads": 1}
@@ -172,6 +172,14 @@ def test_an_assistant_in_ranks(name, models, tmp_path, in_threads):
 def test_an_assistant_in_ranks_that_are_processes(models, tmp_path):
     path, assistant = save("gemma4_text-plain", models), save_assistant("gemma4_text-plain", tmp_path)
     compare(path, tmp_path, "native", **{**OWN, "draft_model": str(assistant)})
+
+
+@pytest.mark.slow
+def test_an_assistant_in_ranks_of_program_eager_is_refused(models, tmp_path):
+    name = "gemma4_text-small"  # a kv head for each rank
+    how = {**DRAFTING, "program": "eager", "draft_model": str(save_assistant(name, tmp_path))}
+    with pytest.raises(ConfigError, match="no assistant in ranks of program eager"):
+        load(save(name, models), tensor_parallel=2, **how)
 
 
 def vectors(path, program, count):

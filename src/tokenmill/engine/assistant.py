@@ -151,6 +151,9 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
     config, name = target.config, str(target.config.draft_model)
     if allowed := refuse_rows(target):
         raise ConfigError("draft_model", name, allowed)
+    if config.tensor_parallel > 1 and target.program_name != "native":
+        allowed = f"no assistant in ranks of program {target.program_name}, where its layers read rows of every rank"
+        raise ConfigError("draft_model", name, f"{allowed}; ranks of program native have one")
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
         raise ConfigError(
             "draft_model", name, "no assistant of a packed model, whose embedding cannot be read row by row"

@@ -282,7 +282,7 @@ def find_ranks_beside(
     what the others are told of it. lent: the cache that it reads.
     """
     if isinstance(target, RankedProgram):
-        assert lent is None, "no model of which program eager divides the cache has an assistant"
+        assert lent is None, "assistants are refused there"
         return LeadingBeside(target, told)
     shared: Ranks = getattr(target, "ranks", Ranks())  # program native alone has others
     if shared.rank.count > 1:
