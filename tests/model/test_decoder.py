@@ -48,7 +48,7 @@ def test_what_the_layers_start_from(positions, multiplier):
         expected = expected + made.position_embedding.weight[[0, 1, 8]]
     else:
         assert made.position_embedding is None
-    x, angles = made.begin(STEP)
+    x, angles, _ = made.begin(STEP)
     torch.testing.assert_close(x, expected)
     assert len(angles) == 2 and all((each is None) == learned for each in angles)
 
