@@ -162,6 +162,30 @@ def test_an_adapter_that_cannot_be_read_gives_its_room_back():
     assert within(stage(), play) == ["a+", "b+"]
 
 
+def test_an_adapter_is_not_refused_for_one_that_is_being_read():
+    """The other one may be refused, and then there is room."""
+
+    async def play(made):
+        read = asyncio.Event()
+
+        async def fails():
+            async with made.residents.using(made["a"], adapter=ComingAdapter("other", 1)):
+                await read.wait()
+
+        first = asyncio.create_task(fails())
+        await quiet(made)
+        second = asyncio.create_task(bring(made, "a"))
+        await quiet(made)
+        assert not second.done()
+        read.set()
+        await asyncio.gather(first, second)
+        with pytest.raises(ApiError, match="takes 1 B, its model 2 B, of 2 B") as caught:
+            await bring(made, "a", adapter="third")
+        assert caught.value.status == 400
+
+    played(stage(), play)
+
+
 def test_an_engine_that_fails_while_an_adapter_waits_is_loaded_anew_for_it():
     async def play(made):
         ends = asyncio.Event()

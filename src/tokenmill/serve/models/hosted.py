@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.names import locate
 from tokenmill.serve.facts.described import Described, describe_files, describe_service
-from tokenmill.serve.http.errors import EngineDied
+from tokenmill.serve.http.errors import ApiError, EngineDied
 from tokenmill.serve.request.fields import LATEST
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import Served
@@ -126,6 +126,13 @@ class Hosted:
         own = self.planned_bytes + sum(size for path, size in beside if path not in planned)
         return own + sum(each.num_bytes for each in self.coming)
 
+    def refuse(self, waiter: Waiter, error: ApiError) -> None:
+        """Let a request wait no more, and raise the error in it."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+        if not waiter.served.done():
+            waiter.served.set_exception(error)
+
     @property
     def max_waiting(self) -> int:
         """Requests that may wait for it: as many as would run or wait if it were loaded."""
@@ -176,6 +183,11 @@ class Hosted:
         engine = self.setup.engine
         found = describe_files(self.name, locate(engine.model), engine, self.setup.template)
         return found if last is None else replace(found, adapters=last.adapters)
+
+
+def next_to_go(there: Iterable[Hosted]) -> Hosted:
+    """Choose the model that is unloaded where there is no room: one without users, that was used longest ago."""
+    return min(there, key=lambda each: (each.users > 0, each.keep_alive_s is None, each.used_s))
 
 
 def died(hosted: Iterable[Hosted]) -> EngineDied | None:

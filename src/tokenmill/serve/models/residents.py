@@ -28,6 +28,7 @@ from tokenmill.serve.models.hosted import (
     ModelSetup,
     Waiter,
     died,
+    next_to_go,
     plain,
 )
 from tokenmill.serve.start.server import Served
@@ -219,23 +220,31 @@ class Residents:
         """Make room for an adapter beside its model, and admit the request that loads it."""
         assert waiter.adapter is not None, "who waits for the model alone has been admitted"
         name, num_bytes = waiter.adapter
-        try:
-            if (taken := hosted.num_bytes) + num_bytes > self.room_bytes:
-                said = f"the adapter {name!r} takes {size(num_bytes)}, its model {size(taken)}, of "
+
+        def is_wanted() -> bool:
+            return hosted.is_usable and waiter in hosted.waiters
+
+        def is_too_large() -> bool:
+            return hosted.num_bytes + num_bytes > self.room_bytes
+
+        try:  # not before it is known which of the model's coming adapters stay
+            await self._until(lambda: not (hosted.coming and is_too_large() and is_wanted()))
+            if is_wanted() and is_too_large():
+                said = f"the adapter {name!r} takes {size(num_bytes)}, its model {size(hosted.num_bytes)}, of "
                 raise ApiError(400, f"{said}{size(self.room_bytes)} (--memory)", "lora_path")
-            await self._make_room(hosted, num_bytes, lambda: hosted.is_usable and waiter in hosted.waiters)
-            if hosted.is_usable and waiter in hosted.waiters:  # else it has gone, or the engine has failed meanwhile
+            await self._make_room(hosted, num_bytes, is_wanted)
+            if is_wanted():  # else it has gone, or the engine has failed meanwhile
                 self.check_adapter(name, hosted)
                 self._admit(hosted, [waiter])
         except ApiError as error:
-            _refuse_waiter(hosted, waiter, error)
+            hosted.refuse(waiter, error)
 
     def _refuse(self, hosted: Hosted, error: Exception) -> None:
         # What lies where on the server is nobody's business.
         said = str(error) if isinstance(error, CapacityError) else "the server's log says why"
         message = f"the model {hosted.name!r} cannot be loaded: {said}"
         for waiter in list(hosted.waiters):
-            _refuse_waiter(hosted, waiter, ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
+            hosted.refuse(waiter, ApiError(503, message, "model", "model_not_loaded", RETRY_AFTER_S))
 
     async def _plan_anew(self, hosted: Hosted) -> None:
         """Count the memory of a model, whose files may be others now. CapacityError where it does not fit alone."""
@@ -267,7 +276,7 @@ class Residents:
             there = [each for each in self.all if each.state == LOADED and each is not hosted]
             if not there:
                 return  # alone it fits
-            last = _next_to_go(there)
+            last = next_to_go(there)
             left_s = last.loaded_s + TURN * last.took_s - self.clock()
             if last.users and not last.is_leaving and left_s > 0:
                 await self._until(lambda: any(not each.users for each in there), left_s)  # noqa: B023  (awaited here)
@@ -320,24 +329,12 @@ class Residents:
         there = [each for each in self.all if each.state == LOADED]
         are_there = not any(each.coming for each in self.all)  # an adapter that has just come is counted twice
         if self.used_bytes > self.room_bytes and are_there and len(there) > 1:
-            return _next_to_go(there)
+            return next_to_go(there)
         return next((each for expires_s, each in self._idle() if expires_s <= self.clock()), None)
 
     def _until_next(self) -> float | None:
         """Compute the seconds until the next model is due; None without one."""
         return min((max(expires_s - self.clock(), 0.0) for expires_s, _ in self._idle()), default=None)
-
-
-def _next_to_go(there: List[Hosted]) -> Hosted:
-    """Choose the model that is unloaded where there is no room: one without users, that was used longest ago."""
-    return min(there, key=lambda each: (each.users > 0, each.keep_alive_s is None, each.used_s))
-
-
-def _refuse_waiter(hosted: Hosted, waiter: Waiter, error: ApiError) -> None:
-    if waiter in hosted.waiters:
-        hosted.waiters.remove(waiter)
-    if not waiter.served.done():
-        waiter.served.set_exception(error)
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
