@@ -73,6 +73,7 @@ def test_it_says_what_the_modules_say(family, models, engine_of):
     assert texts(ours) == texts(load(path, **SETTINGS | {"program": "eager"}))
 
 
+@pytest.mark.slow
 def test_a_cache_of_8_bits(models, engine_of):
     """Prompts are written by the modules, and the rows of each step by the kernel, as the modules round them."""
     for family in ("llama", "gemma2", "deepseek_v3"):
@@ -126,6 +127,7 @@ def test_the_same_bits_alone_in_a_batch_and_with_other_blocks(case, models, monk
     assert len(seen) == 3 and all(torch.equal(row, by_position[at]) for step in seen for at, row in step.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"cache_format": "int8"}, {"scheme": "q4"}], ids=str)
 def test_splits_of_latent_rows_are_merged(how, models, monkeypatch):
     """Logits of the modules, of texts of one split, of whole splits and beyond; and a text's own bits alone."""
@@ -176,6 +178,7 @@ def test_experts_of_codes(models, engine_of):
     assert texts(ours) == texts(load(path, **SETTINGS | {"program": "eager"}, scheme="q4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["directory", "GGUF"])
 def test_mxfp4_takes_4_bits_a_number_and_8_for_32_of_them(stored, tmp_path):
     """Of gpt-oss as it is published, and of a GGUF file. Prompts read the same codes; `plan` foresees them."""

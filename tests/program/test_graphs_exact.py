@@ -48,6 +48,7 @@ class Recorded:
         monkeypatch.setattr(GraphDecoder, "__call__", recorded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
